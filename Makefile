@@ -1,0 +1,110 @@
+# Two commands do everything on a fresh machine: `make demo` and `make test`.
+# They need Python 3.11, a C++20 compiler and make; the rest they fetch.
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV := .venv
+PIP := $(VENV)/bin/python -m pip --disable-pip-version-check
+export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
+JOBS ?= $(shell nproc)
+# Editable install into .venv, sharing the build tree of preset `dev`.
+EDITABLE := --no-build-isolation --no-deps -q -e . \
+  -C build-dir=build/dev -C cmake.build-type=RelWithDebInfo \
+  -C cmake.define.MEMSCALE_TESTS=ON -C cmake.define.MEMSCALE_WERROR=ON
+
+# pip's progress, one line a package.
+PIP_LINES := sed -n '/^Collecting/p; /^Successfully/p'
+say = printf '\n\033[1m== %s\033[0m\n' "$(1)"
+
+# What a build depends on: the C++ and CMake files, and which Python files
+# exist (their content is read from the source tree).
+CXX_FILES := $(shell find src cmake -type f) CMakeLists.txt CMakePresets.json pyproject.toml
+PY_FOLDERS := $(shell find python -type d -not -name __pycache__)
+
+.PHONY: help demo setup build test test-cpp test-core test-sanitizers test-python \
+  test-full bench format lint clean
+
+help: ## show this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 18
+
+demo: build ## set up, build and train a small GPT-2 on the simulated accelerator
+	@$(VENV)/bin/python examples/demo.py
+
+setup: $(VENV)/.ready ## .venv with torch and the tools, Debian packages for the tests
+
+$(VENV)/.torch:
+	@$(call say,Python environment and torch 2.13 (CPU build): about a minute)
+	@$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), sys.version' \
+	  || { echo "MemScale needs Python 3.11 or newer: make PYTHON=/path/to/python3.11"; exit 1; }
+	@$(PYTHON) -m venv $(VENV)
+	@$(PIP) install --progress-bar off torch==2.13.0 | $(PIP_LINES)
+	@touch $@
+
+$(VENV)/.ready: $(VENV)/.torch requirements-dev.txt tools/debian_packages.sh
+	@$(call say,build and test tools)
+	@$(PIP) install --progress-bar off -r requirements-dev.txt | $(PIP_LINES)
+	@tools/debian_packages.sh
+	@touch $@
+
+build: build/dev/.installed ## compile the C++ and install the package into .venv
+
+build/dev/.installed: $(VENV)/.ready $(CXX_FILES) $(PY_FOLDERS)
+	@$(call say,building: a few minutes the first time)
+	@cmake --preset dev -DPython3_EXECUTABLE=$(CURDIR)/$(VENV)/bin/python >build.log 2>&1 \
+	  || { cat build.log; exit 1; }; rm -f build.log
+	@cmake --build build/dev -j $(JOBS) --target _C _simdev
+	@$(PIP) install $(EDITABLE)
+	@touch $@
+
+test: build test-cpp test-sanitizers test-python ## every quick test: C++, sanitizers, Python
+
+test-cpp: build
+	@$(call say,C++ tests)
+	@cmake --build build/dev -j $(JOBS) --target cpp_tests
+	@ctest --preset dev
+
+test-core: $(VENV)/.ready ## torch-free layers only: build and test in under a minute
+	@$(call say,core-only build and tests)
+	@cmake --preset core-only >/dev/null
+	@cmake --build --preset core-only -j $(JOBS) --target cpp_tests
+	@ctest --preset core-only
+
+test-sanitizers: $(VENV)/.ready ## torch-free layers under ASAN + UBSAN and TSAN
+	@for kind in asan tsan; do \
+	  $(call say,torch-free tests under $$kind); \
+	  cmake --preset $$kind >/dev/null; \
+	  cmake --build --preset $$kind -j $(JOBS) --target cpp_tests; \
+	  ctest --preset $$kind; \
+	done
+
+test-python: build
+	@$(call say,Python tests)
+	@$(VENV)/bin/python -m pytest -m "not full"
+
+test-full: test ## the long versions too
+	@$(call say,long tests)
+	@$(VENV)/bin/python -m pytest -m full
+
+bench: build ## speed: figures, never assertions
+	@cmake --preset release -DPython3_EXECUTABLE=$(CURDIR)/$(VENV)/bin/python >/dev/null
+	@cmake --build --preset release -j $(JOBS) --target cpp_benchmarks
+	@build/release/benchmarks/cpp/heap_benchmark
+
+CPP_SOURCES = $(shell git ls-files '*.h' '*.cpp' '*.cu')
+
+format: $(VENV)/.ready ## rewrite sources in the house format
+	@clang-format -i $(CPP_SOURCES)
+	@ruff format -q . && ruff check -q --fix .
+
+lint: build ## formats, types, spelling, layers, clang-tidy on the torch-free layers
+	@clang-format --dry-run -Werror $(CPP_SOURCES)
+	@ruff format --check -q . && ruff check -q .
+	@mypy
+	@codespell $$(git ls-files)
+	@$(VENV)/bin/python tools/check_layers.py
+	@clang-tidy -p build/dev --quiet $$(git ls-files 'src/memscale/base/*.cpp' 'src/memscale/core/*.cpp') src/memscale/simdev/heap.cpp 2>/dev/null
+
+clean: ## remove builds (keeps .venv)
+	@rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,28 @@
+"""MemScale: train PyTorch models in less memory."""
+
+from __future__ import annotations
+
+import torch as _torch
+
+# The compiled modules are bound to one minor version of torch (its C++ ABI).
+_TORCH_SERIES = "2.13."
+if not _torch.__version__.startswith(_TORCH_SERIES):
+    raise ImportError(
+        f"memscale is built for torch {_TORCH_SERIES}*, "
+        f"but torch {_torch.__version__} is installed: pip install torch=={_TORCH_SERIES}0"
+    )
+
+from memscale import hardware, logs, memory, simdev  # noqa: E402
+from memscale.config import AsyncOffloadConfig, Config, OptimizationMode  # noqa: E402
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AsyncOffloadConfig",
+    "Config",
+    "OptimizationMode",
+    "hardware",
+    "logs",
+    "memory",
+    "simdev",
+]

@@ -1,0 +1,97 @@
+"""What a user can say: ``Config``, its modes, and the fields' documentation.
+
+Fields, defaults, rules and sentences come from one table in C++. ``python -m
+memscale.config`` prints it as the Markdown that docs/config.md holds.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from memscale._C import (
+    AsyncOffloadConfig,
+    Config,
+    EffectiveConfig,
+    FieldSpec,
+    OptimizationMode,
+    format_bytes,
+    parse_bytes,
+)
+
+__all__ = [
+    "AsyncOffloadConfig",
+    "Config",
+    "EffectiveConfig",
+    "FieldSpec",
+    "OptimizationMode",
+    "format_bytes",
+    "markdown",
+    "parse_bytes",
+]
+
+_DOCS: dict[type[Config] | type[AsyncOffloadConfig], str] = {
+    Config: "What MemScale may do to a model, and within which limits.",
+    AsyncOffloadConfig: "How activations travel to the host and back.",
+}
+
+
+def _describe(cls: type[Config] | type[AsyncOffloadConfig], summary: str) -> None:
+    """Give the class the signature and the docstring that its table implies."""
+    fields = cls.fields()
+    parameters = [
+        inspect.Parameter(
+            field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default
+        )
+        for field in fields
+    ]
+    described: Any = cls
+    described.__signature__ = inspect.Signature(parameters)
+    lines = [f"{f.name}: {f.type} = {f.default_text}\n    {f.doc}" for f in fields]
+    described.__doc__ = "\n".join([summary, "", *lines])
+
+
+def markdown() -> str:
+    """The tables of docs/config.md."""
+    sections = [_modes_table()]
+    for cls, summary in _DOCS.items():
+        sections.append(f"## {cls.__name__}\n\n{summary}\n\n{_fields_table(cls)}")
+    return "\n\n".join(sections)
+
+
+def _fields_table(cls: type[Config] | type[AsyncOffloadConfig]) -> str:
+    rows = ["| field | default | must be | |", "|---|---|---|---|"]
+    for field in cls.fields():
+        default = f"`{field.default_text}`" + (" (by mode)" if field.by_mode else "")
+        rows.append(f"| `{field.name}` | {default} | {field.rule} | {field.doc} |")
+    return "\n".join(rows)
+
+
+def _modes_table() -> str:
+    modes = list(OptimizationMode)
+    effective = [Config(mode=mode).resolve() for mode in modes]
+    rows = [
+        "| | " + " | ".join(f"`{mode.value}`" for mode in modes) + " |",
+        "|---|" + "---|" * len(modes),
+    ]
+    for field in Config.fields():
+        if field.by_mode:
+            cells = ["on" if getattr(e, field.name) else "off" for e in effective]
+            rows.append(f"| `{field.name}` | " + " | ".join(cells) + " |")
+    limits = [_percent(e.slowdown_limit) for e in effective]
+    rows.append(
+        "| slower than the plain step by at most | " + " | ".join(limits) + " |"
+    )
+    return "## Modes\n\n" + "\n".join(rows)
+
+
+def _percent(limit: float | None) -> str:
+    return "no limit" if limit is None else f"{limit:.0%}"
+
+
+for _cls, _summary in _DOCS.items():
+    _describe(_cls, _summary)
+
+
+if __name__ == "__main__":
+    print(markdown())

@@ -1,0 +1,81 @@
+"""MemScale's log: records of the C++ core go to Python's ``logging``.
+
+A record of the component "offload" reaches the logger ``memscale.offload``, so
+the usual ways to filter, format and silence apply.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+
+from memscale import _C
+
+__all__ = ["add_file", "configure", "install", "logger", "set_level"]
+
+# No handler of our own, not even a NullHandler: where the program sets up no
+# logging, Python's last resort still shows our warnings on stderr.
+logger = logging.getLogger("memscale")
+
+_LEVELS = {
+    "debug": logging.DEBUG,
+    "info": logging.INFO,
+    "warning": logging.WARNING,
+    "error": logging.ERROR,
+}
+
+
+def _sink(level: str, component: str, message: str) -> None:
+    # The message is final: no arguments, so that a "%" in it stays one.
+    logger.getChild(component).log(_LEVELS[level], "%s", message)
+
+
+def _silence(level: str, component: str, message: str) -> None:
+    pass
+
+
+def install() -> None:
+    """Route the records of the C++ core to ``logging``; done on import."""
+    _C.set_log_sink(_sink)
+
+
+def configure(config: _C.Config) -> None:
+    """Do what ``enable_logging`` and ``log_file`` of the config say."""
+    if not config.enable_logging:
+        _C.set_log_sink(_silence)
+        return
+    install()
+    if config.log_file is not None:
+        add_file(config.log_file)
+
+
+def set_level(level: str) -> None:
+    """Let records from ``level`` on ("debug", "info", "warning", "error") pass.
+
+    It sets the level of the logger ``memscale`` and the core's own threshold:
+    what is below costs nothing.
+    """
+    _C.set_log_threshold(level)
+    logger.setLevel(_LEVELS[_C.log_threshold()])
+
+
+def add_file(path: str | os.PathLike[str]) -> logging.Handler:
+    """Write the log to ``path`` as well; the same file is added only once.
+
+    Returns the handler, to be given to ``logger.removeHandler`` and closed.
+    """
+    name = os.path.abspath(path)
+    for handler in logger.handlers:
+        if isinstance(handler, logging.FileHandler) and handler.baseFilename == name:
+            return handler
+    added = logging.FileHandler(name, delay=True, encoding="utf-8")
+    added.setFormatter(
+        logging.Formatter("%(asctime)s %(name)s %(levelname)s %(message)s")
+    )
+    logger.addHandler(added)
+    if logger.level == logging.NOTSET:
+        set_level("info")
+    return added
+
+
+install()

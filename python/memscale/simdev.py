@@ -1,0 +1,44 @@
+"""The simulated accelerator: a real torch device backed by host memory.
+
+``enable(memory="8GiB")`` loads it and returns ``torch.device("sim", 0)``. Tensors
+and modules move there with ``.to("sim")``; kernels are the CPU's, memory is
+limited to the capacity, and too large an allocation raises
+``torch.OutOfMemoryError``. It shows how many bytes a training step holds on a
+card, not how fast a card is.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from memscale import _C
+
+__all__ = ["enable"]
+
+
+def enable(memory: int | str = "8GiB") -> torch.device:
+    """Load the simulated device and return ``torch.device("sim", 0)``.
+
+    ``memory`` is its capacity: a number of bytes or text such as ``"8GiB"``.
+    Calling it again resizes the device, which must hold no tensor then; with the
+    same size it does nothing. Once loaded, the device is torch's current
+    accelerator until the process ends.
+    """
+    try:
+        capacity = _C.parse_bytes(memory)
+    except _C.ParseError as error:
+        raise _C.ParseError(f"memory: {error}") from None
+    # Loading is what registers the device: not before someone asks for it.
+    from memscale import _simdev
+
+    _simdev.set_capacity(capacity)
+    if not hasattr(torch, "sim"):
+        _simdev.register_device()
+        from memscale import _sim_module
+
+        torch._register_device_module("sim", _sim_module)
+        torch.utils.generate_methods_for_privateuse1_backend(for_storage=True)
+        # Without it Module.to() makes new Parameters, which unties tied weights
+        # and leaves optimizers with the old ones.
+        torch.__future__.set_swap_module_params_on_conversion(True)
+    return torch.device("sim", 0)

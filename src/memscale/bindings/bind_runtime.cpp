@@ -1,0 +1,23 @@
+#include <torch/csrc/utils/pybind.h>
+
+#include "memscale/bindings/bindings.h"
+#include "memscale/hostmem/host_allocator.h"
+#include "memscale/runtime/memory_tracker.h"
+
+namespace memscale {
+
+void bind_runtime(pybind11::module_& m) {
+  // From here on every CPU tensor is counted: see MemoryTracker.
+  hostmem::install();
+
+  pybind11::class_<MemoryTracker>(m, "MemoryTracker")
+      .def(pybind11::init<c10::Device>())
+      .def("start", &MemoryTracker::start)
+      .def("stop", &MemoryTracker::stop)
+      .def_property_readonly("device", &MemoryTracker::device)
+      .def_property_readonly("current", &MemoryTracker::current)
+      .def_property_readonly("peak", &MemoryTracker::peak)
+      .def_property_readonly("before", &MemoryTracker::before);
+}
+
+}  // namespace memscale

@@ -1,0 +1,9 @@
+#include <torch/csrc/utils/pybind.h>
+
+#include "memscale/bindings/bindings.h"
+
+PYBIND11_MODULE(_C, m) {
+  memscale::bind_errors(m);
+  memscale::bind_core(m);
+  memscale::bind_runtime(m);
+}

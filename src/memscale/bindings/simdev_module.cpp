@@ -1,0 +1,13 @@
+// memscale._simdev: the simulated accelerator, loaded only on request.
+#include <torch/csrc/utils/pybind.h>
+
+#include "memscale/simdev/device.h"
+#include "memscale/simdev/generator.h"
+#include "memscale/simdev/registration.h"
+
+PYBIND11_MODULE(_simdev, m) {
+  m.def("register_device", &memscale::sim::register_device);
+  m.def("set_capacity", &memscale::sim::set_capacity);
+  m.def("default_generator", &memscale::sim::default_generator);
+  m.def("capacity", [] { return memscale::sim::heap().capacity(); });
+}

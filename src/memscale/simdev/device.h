@@ -1,0 +1,31 @@
+#pragma once
+
+#include <c10/core/CachingDeviceAllocator.h>
+#include <c10/core/Device.h>
+
+#include "memscale/hostmem/host_allocator.h"
+#include "memscale/simdev/heap.h"
+
+// The simulated accelerator as torch sees it: PrivateUse1, named "sim", one
+// device, index 0. Its kernels are the CPU's, its memory is a Heap.
+namespace memscale::sim {
+
+inline constexpr c10::DeviceType kDeviceType = c10::DeviceType::PrivateUse1;
+inline const c10::Device kDevice{kDeviceType, 0};
+
+// The one heap. Lives for ever: tensors may outlive everything else.
+Heap& heap();
+
+// A block of the heap, or torch's own out-of-memory error.
+void* allocate_or_throw(size_t bytes);
+
+// Steers a thread's CPU allocations onto the device (see RedirectGuard).
+hostmem::BlockSource& device_blocks();
+
+c10::DeviceAllocator& allocator();
+
+// Sets the capacity of an empty device; a device in use keeps its own unless
+// it is the same. Throws torch's errors.
+void set_capacity(int64_t bytes);
+
+}  // namespace memscale::sim

@@ -1,0 +1,130 @@
+#include "memscale/simdev/host_call.h"
+
+#include <c10/core/CPUAllocator.h>
+#include <c10/core/TensorImpl.h>
+
+#include <cstring>
+
+namespace memscale::sim {
+namespace {
+
+// A plain tensor over `storage` with the shape of `like`.
+at::Tensor tensor_over(c10::Storage storage, c10::DispatchKey key,
+                       const at::Tensor& like) {
+  at::Tensor tensor = at::detail::make_tensor<c10::TensorImpl>(
+      std::move(storage), c10::DispatchKeySet(key), like.dtype());
+  c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
+  const c10::TensorImpl* source = like.unsafeGetTensorImpl();
+  impl->set_sizes_and_strides(like.sizes(), like.strides(),
+                              like.storage_offset());
+  if (source->is_wrapped_number()) impl->set_wrapped_number(true);
+  if (like.is_conj()) impl->_set_conj(true);
+  if (like.is_neg()) impl->_set_neg(true);
+  return tensor;
+}
+
+bool same_shape(const at::Tensor& a, const at::Tensor& b) {
+  return a.sizes() == b.sizes() && a.strides() == b.strides() &&
+         a.storage_offset() == b.storage_offset();
+}
+
+// Moves a host block that was charged to the device into a device DataPtr;
+// bytes that came from elsewhere (a constant, another thread) are copied.
+c10::DataPtr take_over(c10::StorageImpl* host) {
+  c10::DataPtr& data = host->_mutable_data_ptr_no_checks();
+  if (data.get() == nullptr || heap().owns(data.get())) {
+    c10::DataPtr taken = std::move(data);
+    taken.unsafe_set_device(kDevice);
+    return taken;
+  }
+  c10::DataPtr copy = allocator().allocate(host->nbytes());
+  std::memcpy(copy.get(), data.get(), host->nbytes());
+  return copy;
+}
+
+void release_reference(void* storage) {
+  c10::raw::intrusive_ptr::decref(static_cast<c10::StorageImpl*>(storage));
+}
+
+}  // namespace
+
+at::Tensor HostCall::alias(const at::Tensor& tensor) {
+  if (!tensor.defined() || !tensor.is_privateuseone()) return tensor;
+  for (const Argument& argument : arguments_) {
+    if (argument.device.is_same(tensor)) return argument.host;
+  }
+  at::Tensor host = tensor_over(host_storage(tensor.storage()),
+                                c10::DispatchKey::CPU, tensor);
+  arguments_.push_back({tensor, host});
+  return host;
+}
+
+const c10::Storage& HostCall::host_storage(const c10::Storage& device) {
+  for (const SharedStorage& shared : storages_) {
+    if (shared.device.is_alias_of(device)) return shared.host;
+  }
+  c10::StorageImpl* impl = device.unsafeGetStorageImpl();
+  // The alias keeps the device storage alive, whoever keeps the alias.
+  c10::raw::intrusive_ptr::incref(impl);
+  c10::DataPtr data(impl->mutable_data(), impl, &release_reference,
+                    c10::Device(c10::DeviceType::CPU));
+  storages_.push_back(
+      {device, c10::Storage(c10::make_intrusive<c10::StorageImpl>(
+                   c10::StorageImpl::use_byte_size_t(), impl->nbytes(),
+                   std::move(data), c10::GetCPUAllocator(),
+                   /*resizable=*/impl->resizable()))});
+  return storages_.back().host;
+}
+
+c10::Storage HostCall::device_storage(const c10::Storage& host) {
+  for (const SharedStorage& shared : storages_) {
+    if (shared.host.is_alias_of(host)) return shared.device;
+  }
+  c10::StorageImpl* impl = host.unsafeGetStorageImpl();
+  const size_t bytes = impl->nbytes();
+  c10::Storage device(c10::make_intrusive<c10::StorageImpl>(
+      c10::StorageImpl::use_byte_size_t(), bytes, take_over(impl),
+      &allocator(), /*resizable=*/true));
+  storages_.push_back({device, host});
+  return device;
+}
+
+at::Tensor HostCall::adopt(const at::Tensor& result) {
+  if (!result.defined()) return result;
+  for (const Argument& argument : arguments_) {
+    if (argument.host.is_same(result)) return argument.device;
+  }
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      result.layout() == c10::kStrided && !result.is_quantized(),
+      "the simulated device holds strided tensors only, not ",
+      result.layout(), result.is_quantized() ? " quantized" : "",
+      " ones; move the tensor to the CPU first");
+  return tensor_over(device_storage(result.storage()),
+                     c10::DispatchKey::PrivateUse1, result);
+}
+
+void HostCall::finish() {
+  for (const SharedStorage& shared : storages_) {
+    c10::StorageImpl* host = shared.host.unsafeGetStorageImpl();
+    c10::StorageImpl* device = shared.device.unsafeGetStorageImpl();
+    if (host->data() != device->data() && host->data() != nullptr) {
+      const size_t bytes = host->nbytes();
+      device->set_data_ptr_noswap(take_over(host));
+      device->set_nbytes(bytes);
+    }
+  }
+  for (const Argument& argument : arguments_) {
+    c10::TensorImpl* impl = argument.device.unsafeGetTensorImpl();
+    const c10::Storage storage = device_storage(argument.host.storage());
+    if (!storage.is_alias_of(impl->storage())) {
+      impl->set_storage_keep_dtype(storage);
+    }
+    if (!same_shape(argument.device, argument.host)) {
+      impl->set_sizes_and_strides(argument.host.sizes(),
+                                  argument.host.strides(),
+                                  argument.host.storage_offset());
+    }
+  }
+}
+
+}  // namespace memscale::sim

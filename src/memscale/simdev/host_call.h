@@ -1,0 +1,60 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/util/SmallVector.h>
+
+#include "memscale/hostmem/host_allocator.h"
+#include "memscale/simdev/device.h"
+
+namespace memscale::sim {
+
+// Note [Zero-copy host calls]
+// A device tensor's bytes are host bytes, so a CPU kernel can work on them in
+// place. For one call, alias() dresses device tensors as CPU tensors over the
+// same memory; while the HostCall lives, whatever the kernel allocates (its
+// results, but also its workspaces) comes from the device's heap and is
+// charged to it; adopt() turns a result into a device tensor by moving its
+// block into a device storage. Nothing is copied in either direction.
+//
+// Results that share memory with an argument (views, in-place, out=) are
+// mapped back onto the argument's own storage or tensor: an adopted alias
+// would be a second owner of the same bytes.
+//
+// One HostCall serves one operator call, on one thread. Not copyable.
+class HostCall final {
+ public:
+  HostCall() : charge_(&device_blocks()) {}
+
+  // `tensor` as a CPU tensor over the same bytes; CPU and undefined tensors
+  // come back as they are. The same tensor gives the same alias.
+  at::Tensor alias(const at::Tensor& tensor);
+
+  // The device tensor for what a kernel returned; undefined stays undefined.
+  at::Tensor adopt(const at::Tensor& result);
+
+  // After the kernel: arguments that it resized (out=) follow their aliases.
+  void finish();
+
+ private:
+  struct Argument {
+    at::Tensor device;
+    at::Tensor host;
+  };
+  struct SharedStorage {
+    c10::Storage device;
+    c10::Storage host;
+  };
+
+  const c10::Storage& host_storage(const c10::Storage& device);
+  c10::Storage device_storage(const c10::Storage& host);
+
+  hostmem::RedirectGuard charge_;
+  c10::SmallVector<Argument, 8> arguments_;
+  c10::SmallVector<SharedStorage, 8> storages_;
+};
+
+// While alive, what this thread allocates is host scratch that no card would
+// hold in its memory (registers and on-chip memory there).
+using UnchargedScope = hostmem::RedirectGuard;
+
+}  // namespace memscale::sim

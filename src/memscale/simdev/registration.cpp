@@ -1,0 +1,30 @@
+#include "memscale/simdev/registration.h"
+
+#include <c10/core/Allocator.h>
+#include <c10/core/DeviceType.h>
+
+#include <mutex>
+
+#include "memscale/hostmem/host_allocator.h"
+#include "memscale/simdev/device.h"
+
+namespace memscale::sim {
+
+void register_device() {
+  static std::once_flag once;
+  std::call_once(once, [] {
+    hostmem::install();
+    c10::register_privateuse1_backend("sim");
+    c10::SetAllocator(kDeviceType, &allocator());
+    register_guard();
+    register_hooks();
+    register_memory_ops();
+    register_attention();
+    register_dropout();
+    register_rnn();
+    register_autocast();
+    register_fallback();
+  });
+}
+
+}  // namespace memscale::sim

@@ -1,0 +1,42 @@
+"""Fixtures. The simulated device is loaded once; tests resize it as they need."""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Callable, Iterator
+
+# Some virtual machines advertise AMX and trap its use; torch's bf16 matmul
+# would die there. Read when torch is first imported.
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
+
+import pytest
+import torch
+
+from memscale import simdev
+
+
+@pytest.fixture
+def sim_of() -> Iterator[Callable[[int | str], torch.device]]:
+    """A function that gives an empty simulated device of the size asked for."""
+
+    def collect() -> None:
+        # Exceptions keep tensors in cycles; collecting always would cost 0.1 s.
+        if hasattr(torch, "sim") and torch.accelerator.memory_allocated() > 0:
+            gc.collect()
+
+    def make(memory: int | str) -> torch.device:
+        collect()
+        return simdev.enable(memory=memory)
+
+    yield make
+    collect()
+
+
+@pytest.fixture
+def sim(sim_of: Callable[[int | str], torch.device]) -> torch.device:
+    """The simulated device with plenty of memory, empty, its peak reset."""
+    device = sim_of("4GiB")
+    assert torch.accelerator.memory_allocated() == 0, "an earlier test left (or failed with) tensors"
+    torch.accelerator.reset_peak_memory_stats()
+    return device

@@ -1,0 +1,58 @@
+"""Includes may only point down: base <- core, hostmem, simdev <- runtime <- bindings.
+
+Exits with status 1 and a line per offence.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+# Which of our layers each layer may include, besides itself.
+ALLOWED = {
+    "base": set(),
+    "core": {"base"},
+    "hostmem": {"base"},
+    "runtime": {"base", "core", "hostmem"},
+    "simdev": {"base", "hostmem"},
+    "bindings": {"base", "core", "hostmem", "runtime", "simdev"},
+}
+TORCH_FREE = {"base", "core"}
+TORCH_FREE_FILES = {"simdev/heap.h", "simdev/heap.cpp"}
+TORCH = re.compile(r"^(torch|ATen|c10|caffe2)/")
+BANNED = {"torch/extension.h", "torch/torch.h", "torch/all.h", "ATen/ATen.h"}
+INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', re.MULTILINE)
+
+
+def offences(source_root: Path) -> list[str]:
+    """One line for each include that its file may not have."""
+    found = []
+    for path in sorted(source_root.rglob("*")):
+        if path.suffix not in {".h", ".cpp", ".cu", ".cuh"}:
+            continue
+        name = path.relative_to(source_root).as_posix()
+        layer = name.split("/")[0]
+        for include in INCLUDE.findall(path.read_text()):
+            target = include.removeprefix("memscale/").split("/")[0]
+            ours = include.startswith("memscale/")
+            if ours and target != layer and target not in ALLOWED[layer]:
+                found.append(f"{name}: layer {layer} may not include {include}")
+            torch_free = layer in TORCH_FREE or name in TORCH_FREE_FILES
+            if torch_free and TORCH.match(include):
+                found.append(f"{name}: torch-free, may not include {include}")
+            if include in BANNED:
+                found.append(f"{name}: {include} costs 12 to 41 s a file")
+            if "pybind" in include and layer != "bindings":
+                found.append(f"{name}: pybind belongs to bindings/")
+    return found
+
+
+def main() -> int:
+    found = offences(Path(__file__).parent.parent / "src" / "memscale")
+    print("\n".join(found) if found else "layers: all includes point down")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
