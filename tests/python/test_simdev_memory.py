@@ -47,7 +47,7 @@ class AnyProgram(RuleBasedStateMachine):
     @rule(data=st.data())
     def view(self, data: st.DataObject) -> None:
         if (tensor := self.pick(data)) is not None:
-            self.live.append(tensor.t()[tensor.size(1) // 2 :])
+            self.live.append(tensor.mT[..., 1:] if tensor.dim() > 1 else tensor[1:])
 
     @rule(data=st.data(), op=st.sampled_from(["clone", "neg", "sort", "nonzero", "unique"]))
     def call(self, data: st.DataObject, op: str) -> None:
@@ -71,9 +71,12 @@ class AnyProgram(RuleBasedStateMachine):
     @rule(data=st.data(), size=st.integers(0, 20_000))
     def resize(self, data: st.DataObject, size: int) -> None:
         tensor = self.pick(data)
-        if tensor is not None and sum(t._is_view() for t in self.live) == 0:
-            torch.arange(size, device="sim", out=tensor.new_empty(0).to(torch.int64))
-            tensor.resize_(size // 100, 100)
+        if tensor is None:
+            return
+        tensor.resize_(size // 100, 100)
+        out = torch.empty(0, dtype=torch.int64, device="sim")
+        torch.arange(size, out=out)
+        self.live.append(out)
 
     @rule(data=st.data())
     def free(self, data: st.DataObject) -> None:

@@ -111,3 +111,18 @@ def test_autocast_and_grad_scaler(dtype: torch.dtype, sim: torch.device) -> None
     assert loss.dtype == torch.float32
     assert losses[-1] < losses[0]
     assert all(p.dtype == torch.float32 for p in model.parameters())
+
+
+def test_thread_counts_do_not_matter(sim: torch.device) -> None:
+    """Backward runs on another thread, which must split its sums as this one does."""
+    threads = torch.get_num_threads()
+    torch.manual_seed(0)
+    model, batch = models.gpt2(), models.tokens()
+    try:
+        for count in (1, 3, 2):
+            torch.set_num_threads(count)
+            on_cpu = models.train(model, batch, "cpu", steps=2)
+            on_sim = models.train(model, batch, "sim", steps=2)
+            assert models.first_difference(on_cpu, on_sim) is None
+    finally:
+        torch.set_num_threads(threads)

@@ -1,9 +1,12 @@
 #include "memscale/simdev/host_call.h"
 
+#include <ATen/Parallel.h>
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/TensorImpl.h>
 
+#include <atomic>
 #include <cstring>
+#include <thread>
 
 namespace memscale::sim {
 namespace {
@@ -46,7 +49,25 @@ void release_reference(void* storage) {
   c10::raw::intrusive_ptr::decref(static_cast<c10::StorageImpl*>(storage));
 }
 
+// Note [One thread count for the device]
+// Some CPU kernels split their sums by the number of threads, which OpenMP
+// keeps per thread; and backward runs on a thread of autograd's engine. So that
+// forward, backward and the CPU round alike, every thread that runs device
+// kernels takes the count of the thread that loaded the device.
+void match_thread_count() {
+  // The first call is register_device's.
+  static const std::thread::id loader = std::this_thread::get_id();
+  static std::atomic<int> count{at::get_num_threads()};
+  if (std::this_thread::get_id() == loader) {
+    count = at::get_num_threads();
+  } else if (at::get_num_threads() != count) {
+    at::set_num_threads(count);
+  }
+}
+
 }  // namespace
+
+HostCall::HostCall() : charge_(&device_blocks()) { match_thread_count(); }
 
 at::Tensor HostCall::alias(const at::Tensor& tensor) {
   if (!tensor.defined() || !tensor.is_privateuseone()) return tensor;

@@ -23,7 +23,7 @@ namespace memscale::sim {
 // One HostCall serves one operator call, on one thread. Not copyable.
 class HostCall final {
  public:
-  HostCall() : charge_(&device_blocks()) {}
+  HostCall();
 
   // `tensor` as a CPU tensor over the same bytes; CPU and undefined tensors
   // come back as they are. The same tensor gives the same alias.

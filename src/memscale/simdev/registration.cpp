@@ -7,6 +7,7 @@
 
 #include "memscale/hostmem/host_allocator.h"
 #include "memscale/simdev/device.h"
+#include "memscale/simdev/host_call.h"
 
 namespace memscale::sim {
 
@@ -24,6 +25,7 @@ void register_device() {
     register_rnn();
     register_autocast();
     register_fallback();
+    const HostCall first;  // see Note [One thread count for the device]
   });
 }
 
