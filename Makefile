@@ -90,7 +90,7 @@ test-full: test ## the long versions too
 bench: build ## speed: figures, never assertions
 	@cmake --preset release -DPython3_EXECUTABLE=$(CURDIR)/$(VENV)/bin/python >/dev/null
 	@cmake --build --preset release -j $(JOBS) --target cpp_benchmarks
-	@build/release/benchmarks/cpp/heap_benchmark
+	@build/release/benchmarks/cpp/allocator_benchmark
 
 CPP_SOURCES = $(shell git ls-files '*.h' '*.cpp' '*.cu')
 

@@ -49,7 +49,7 @@ inline std::string quoted(std::string_view text) {
     } else if (c == '\n') {
       result += "\\n";
     } else if (code < 0x20 || code == 0x7f) {
-      result += {'\\', 'x', kHex[code >> 4], kHex[code & 15]};
+      result += {'\\', 'x', kHex[code / 16], kHex[code % 16]};
     } else {
       result += c;
     }

@@ -13,6 +13,8 @@ namespace {
 
 constexpr std::int64_t kMax = std::numeric_limits<std::int64_t>::max();
 
+constexpr std::int64_t kKibi = 1024;
+
 struct Unit {
   std::string_view name;
   std::int64_t bytes;
@@ -24,10 +26,10 @@ constexpr std::array kUnits = {
     Unit{"MB", 1'000'000},
     Unit{"GB", 1'000'000'000},
     Unit{"TB", 1'000'000'000'000},
-    Unit{"KiB", std::int64_t{1} << 10},
-    Unit{"MiB", std::int64_t{1} << 20},
-    Unit{"GiB", std::int64_t{1} << 30},
-    Unit{"TiB", std::int64_t{1} << 40},
+    Unit{"KiB", kKibi},
+    Unit{"MiB", kKibi * kKibi},
+    Unit{"GiB", kKibi * kKibi * kKibi},
+    Unit{"TiB", kKibi * kKibi * kKibi * kKibi},
     // So that what human() prints below 1 KiB can be read back.
     Unit{"byte", 1},
     Unit{"bytes", 1},

@@ -76,13 +76,13 @@ constexpr Bytes operator""_B(unsigned long long n) {
   return Bytes(static_cast<std::int64_t>(n));
 }
 constexpr Bytes operator""_KiB(unsigned long long n) {
-  return Bytes(static_cast<std::int64_t>(n) << 10);
+  return 1024 * operator""_B(n);
 }
 constexpr Bytes operator""_MiB(unsigned long long n) {
-  return Bytes(static_cast<std::int64_t>(n) << 20);
+  return 1024 * operator""_KiB(n);
 }
 constexpr Bytes operator""_GiB(unsigned long long n) {
-  return Bytes(static_cast<std::int64_t>(n) << 30);
+  return 1024 * operator""_MiB(n);
 }
 
 }  // namespace literals

@@ -202,14 +202,11 @@ auto bind_config(py::module_& m, const char* name) {
           [](const Owner& self) { return to_python(self.to_map()); },
           [](const py::dict& map) { return updated(Owner(), map); }));
   for (const FieldSpec& spec : Owner::fields()) {
-    // The specs live for ever; only their address is captured.
+    // The specs live for ever. Assignments go through __setattr__.
     const auto* const field = &spec;
-    cls.def_property(
+    cls.def_property_readonly(
         std::string(spec.name).c_str(),
         [field](const Owner& self) { return attribute(self, *field); },
-        [field](Owner& self, const py::object& value) {
-          self.set(field->name, from_python(*field, value));
-        },
         std::string(spec.doc).c_str());
   }
   return cls;
@@ -323,7 +320,7 @@ class PythonSink final {
   static void retire() {
     const py::gil_scoped_release no_gil;
     log::set_sink({});
-    for (int i = 0; i < 1000 && alive_.use_count() > 1; ++i) {
+    for (int i = 0; i < 1000 && alive().use_count() > 1; ++i) {
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
   }
@@ -351,8 +348,11 @@ class PythonSink final {
     delete function;
   }
   // One share per sink that may still be called, and one of its own.
-  static inline const std::shared_ptr<int> alive_ = std::make_shared<int>();
-  std::shared_ptr<int> share_ = alive_;
+  static const std::shared_ptr<int>& alive() {
+    static const auto token = std::make_shared<int>();
+    return token;
+  }
+  std::shared_ptr<int> share_ = alive();
   std::shared_ptr<py::function> function_;
 };
 

@@ -1,6 +1,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include <exception>
+#include <utility>
 
 #include "memscale/base/error.h"
 #include "memscale/bindings/bindings.h"
@@ -33,7 +34,7 @@ PyObject* add_type(py::module_& m, const char* name, const char* doc,
 
 void translate(std::exception_ptr pointer) {
   try {
-    std::rethrow_exception(pointer);
+    std::rethrow_exception(std::move(pointer));
   } catch (const ConfigError& error) {
     py::set_error(types.config, error.what());
   } catch (const ParseError& error) {

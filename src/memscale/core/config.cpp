@@ -185,8 +185,9 @@ EffectiveConfig Config::resolve() const {
       .budget = budget,
       .host_limit = std::nullopt,
   };
-  if (max_cpu_offload_gb.get())
-    result.host_limit = decimal_gb(**max_cpu_offload_gb);
+  if (const auto& gb = max_cpu_offload_gb.get()) {
+    result.host_limit = decimal_gb(*gb);
+  }
   return result;
 }
 

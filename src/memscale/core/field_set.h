@@ -46,10 +46,10 @@ class FieldSet {
   // Equal values; and, where the mode would decide, set by the same fields.
   friend bool operator==(const Owner& a, const Owner& b) { return equal(a, b); }
 
- protected:
+ private:
+  friend Owner;  // and nobody else may derive from it
   FieldSet() = default;
 
- private:
   static bool equal(const Owner& a, const Owner& b);
   const Owner& self() const { return static_cast<const Owner&>(*this); }
   Owner& self() { return static_cast<Owner&>(*this); }

@@ -33,8 +33,9 @@ std::string_view take_line(std::string_view& rest) {
 
 std::optional<std::int64_t> read_integer(std::string_view text) {
   std::int64_t value = 0;
-  const char* const end = text.data() + text.size();
-  const auto [stop, error] = std::from_chars(text.data(), end, value);
+  const char* const begin = text.data();
+  const char* const end = begin + text.size();
+  const auto [stop, error] = std::from_chars(begin, end, value);
   if (error != std::errc() || stop != end) return std::nullopt;
   return value;
 }
@@ -108,8 +109,8 @@ MemInfo parse_meminfo(std::string_view text) {
 std::optional<Bytes> parse_cgroup_limit(std::string_view text) {
   const auto limit = read_integer(ascii::trim(text));
   // v1 writes "no limit" as the largest int64, rounded down to a page.
-  constexpr std::int64_t kNoLimit = std::int64_t{1} << 62;
-  if (!limit || *limit < 0 || *limit >= kNoLimit) return std::nullopt;
+  constexpr Bytes kNoLimit = 4'000'000'000 * 1_GiB;
+  if (!limit || *limit < 0 || Bytes(*limit) >= kNoLimit) return std::nullopt;
   return Bytes(*limit);
 }
 

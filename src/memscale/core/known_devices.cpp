@@ -173,6 +173,7 @@ std::string listed(const std::vector<std::string>& names) {
                        const std::vector<const DeviceSpec*>& found) {
   if (found.size() > 1) {
     std::vector<std::string> names;
+    names.reserve(found.size());
     for (const DeviceSpec* device : found) names.push_back(device->name);
     throw HardwareError(str("several devices are called ", ascii::quoted(name),
                             ": ", listed(names)));

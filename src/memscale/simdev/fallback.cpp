@@ -31,7 +31,7 @@ constexpr std::array<std::string_view, 12> kMixedDevices{
     "aten::_ctc_loss",
     "aten::_ctc_loss_backward",
     "aten::ctc_loss",
-    "aten::_embedding_bag_per_sample_weights_backward",
+
     "aten::_cudnn_ctc_loss"};
 
 template <size_t N>
