@@ -20,19 +20,11 @@ using c10::IValue;
 using torch::jit::Stack;
 
 // Operators that take CPU tensors beside device tensors by contract.
-constexpr std::array<std::string_view, 12> kMixedDevices{
-    "aten::index",
-    "aten::index_put",
-    "aten::index_put_",
-    "aten::_index_put_impl_",
-    "aten::_unsafe_index",
-    "aten::_unsafe_index_put",
-    "aten::_pack_padded_sequence_backward",
-    "aten::_ctc_loss",
-    "aten::_ctc_loss_backward",
-    "aten::ctc_loss",
-
-    "aten::_cudnn_ctc_loss"};
+constexpr std::array kMixedDevices = std::to_array<std::string_view>(
+    {"aten::index", "aten::index_put", "aten::index_put_",
+     "aten::_index_put_impl_", "aten::_unsafe_index",
+     "aten::_unsafe_index_put", "aten::_pack_padded_sequence_backward",
+     "aten::_ctc_loss", "aten::_ctc_loss_backward"});
 
 template <size_t N>
 bool contains(const std::array<std::string_view, N>& names,
@@ -148,10 +140,8 @@ void run_on_host(const c10::OperatorHandle& op, c10::DispatchKeySet,
 // - views, which touch no data and must keep the device's storage,
 // - factories (a device argument): made of empty() and in-place operators,
 // - the ones below, whose composite form is right for a device.
-constexpr std::array<std::string_view, 6> kKeepComposite{
-    "aten::copy_",         "aten::_pack_padded_sequence",
-    "aten::_to_copy",      "aten::record_stream",
-    "aten::is_pinned",     "aten::_pin_memory"};
+constexpr std::array kKeepComposite = std::to_array<std::string_view>(
+    {"aten::_pack_padded_sequence", "aten::record_stream"});
 
 bool has_device_argument(const c10::FunctionSchema& schema) {
   return std::any_of(schema.arguments().begin(), schema.arguments().end(),
