@@ -9,7 +9,8 @@ _TORCH_SERIES = "2.13."
 if not _torch.__version__.startswith(_TORCH_SERIES):
     raise ImportError(
         f"memscale is built for torch {_TORCH_SERIES}*, "
-        f"but torch {_torch.__version__} is installed: pip install torch=={_TORCH_SERIES}0"
+        f"but torch {_torch.__version__} is installed: "
+        f"pip install torch=={_TORCH_SERIES}0"
     )
 
 from memscale import hardware, logs, memory, simdev  # noqa: E402

@@ -1,7 +1,7 @@
 """What a user can say: ``Config``, its modes, and the fields' documentation.
 
-Fields, defaults, rules and sentences come from one table in C++. ``python -m
-memscale.config`` prints it as the Markdown that docs/config.md holds.
+Fields, defaults, rules and sentences come from one table in C++. ``markdown()``
+gives it as the tables of docs/config.md.
 """
 
 from __future__ import annotations
@@ -91,7 +91,3 @@ def _percent(limit: float | None) -> str:
 
 for _cls, _summary in _DOCS.items():
     _describe(_cls, _summary)
-
-
-if __name__ == "__main__":
-    print(markdown())

@@ -3,7 +3,6 @@
 ``detect()`` describes this machine; ``find("RTX 3090")`` describes a card that
 need not be in it. Each figure says where it comes from: the built-in table
 (``known``), the driver (``detected``) or a timing on this machine (``measured``).
-``python -m memscale.hardware`` prints the built-in table.
 """
 
 from __future__ import annotations
@@ -168,7 +167,3 @@ def markdown() -> str:
 def _version(device: DeviceSpec) -> str:
     capability = device.compute_capability
     return "" if capability is None else f" {capability[0]}.{capability[1]}"
-
-
-if __name__ == "__main__":
-    print(markdown())

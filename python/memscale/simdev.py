@@ -10,6 +10,7 @@ card, not how fast a card is.
 from __future__ import annotations
 
 import torch
+from torch.utils.backend_registration import generate_methods_for_privateuse1_backend
 
 from memscale import _C
 
@@ -36,8 +37,8 @@ def enable(memory: int | str = "8GiB") -> torch.device:
         _simdev.register_device()
         from memscale import _sim_module
 
-        torch._register_device_module("sim", _sim_module)
-        torch.utils.generate_methods_for_privateuse1_backend(for_storage=True)
+        torch._register_device_module("sim", _sim_module)  # type: ignore[no-untyped-call]
+        generate_methods_for_privateuse1_backend(for_storage=True)
         # Without it Module.to() makes new Parameters, which unties tied weights
         # and leaves optimizers with the old ones.
         torch.__future__.set_swap_module_params_on_conversion(True)

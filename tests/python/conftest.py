@@ -37,6 +37,8 @@ def sim_of() -> Iterator[Callable[[int | str], torch.device]]:
 def sim(sim_of: Callable[[int | str], torch.device]) -> torch.device:
     """The simulated device with plenty of memory, empty, its peak reset."""
     device = sim_of("4GiB")
-    assert torch.accelerator.memory_allocated() == 0, "an earlier test left (or failed with) tensors"
+    assert torch.accelerator.memory_allocated() == 0, (
+        "an earlier test left (or failed with) tensors"
+    )
     torch.accelerator.reset_peak_memory_stats()
     return device

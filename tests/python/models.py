@@ -157,7 +157,9 @@ def train(
         optimizer.step()
         if device != "cpu":
             run.peaks.append(torch.accelerator.max_memory_allocated())
-        gradients = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+        gradients = {
+            n: p.grad for n, p in model.named_parameters() if p.grad is not None
+        }
         run.steps.append(
             Step(loss.detach().cpu(), _on_cpu(gradients), _on_cpu(model.state_dict()))
         )

@@ -97,7 +97,10 @@ def same_bits(a: Any, b: Any) -> bool:
     b = b.cpu()
     a, b = a.detach(), b.detach()
     if a.is_complex():
-        a, b = torch.view_as_real(a.resolve_conj()), torch.view_as_real(b.resolve_conj())
+        a, b = (
+            torch.view_as_real(a.resolve_conj()),
+            torch.view_as_real(b.resolve_conj()),
+        )
     if a.is_floating_point():
         return bool(torch.equal(a.isnan(), b.isnan())) and bool(
             torch.equal(a.nan_to_num(), b.nan_to_num())
@@ -115,7 +118,9 @@ def difference(op: Any, sample: Any) -> str | None:
         except Exception as same:
             if type(same) is type(error):
                 return None
-            return f"CPU raised {type(error).__name__}, sim {type(same).__name__}: {same}"
+            return (
+                f"CPU raised {type(error).__name__}, sim {type(same).__name__}: {same}"
+            )
         return f"CPU raised {error!r}, sim did not"
     got, got_grads = _run(op, sample, "sim")
     for i, (a, b) in enumerate(

@@ -113,7 +113,9 @@ def test_mixed_devices_get_torchs_error(sim: torch.device) -> None:
         lambda: torch.mm(here.view(2, 2), there.view(2, 2)),
         lambda: F.linear(there, here.view(1, 4)),
     ):
-        with pytest.raises(RuntimeError, match="Expected all tensors to be on the same"):
+        with pytest.raises(
+            RuntimeError, match="Expected all tensors to be on the same"
+        ):
             call()
     assert torch.equal(there.cpu(), torch.ones(4))
     # What accelerators allow: CPU scalars, CPU indices, copies.
@@ -383,10 +385,14 @@ def test_fused_cells_have_right_gradients(sim: torch.device) -> None:
         h = torch.randn(2, 4, device=sim, dtype=torch.float64, requires_grad=True)
         state = (h, h * 2) if isinstance(cell, nn.LSTMCell) else h
 
-        def loss(cell: nn.Module = cell, x: torch.Tensor = x, s: object = state) -> object:
+        def loss(
+            cell: nn.Module = cell, x: torch.Tensor = x, s: object = state
+        ) -> object:
             out = cell(x, s)
-            return sum(o.square().sum() for o in out) if isinstance(out, tuple) else (
-                out.square().sum()
+            return (
+                sum(o.square().sum() for o in out)
+                if isinstance(out, tuple)
+                else (out.square().sum())
             )
 
         inputs = [x, h, *cell.parameters()]
@@ -403,7 +409,9 @@ def test_fused_cells_have_right_gradients(sim: torch.device) -> None:
                     down = loss(s=state).item()
                     flat[i] += 1e-6
                     numeric = (up - down) / 2e-6
-                    assert gradient.view(-1)[i].item() == pytest.approx(numeric, rel=1e-5)
+                    assert gradient.view(-1)[i].item() == pytest.approx(
+                        numeric, rel=1e-5
+                    )
 
 
 def test_threads_use_the_device_at_once(sim: torch.device) -> None:
@@ -442,6 +450,8 @@ def test_no_backend_is_loaded_before_it_is_asked_for() -> None:
     import subprocess
     import sys
 
-    code = "import memscale, torch; assert torch.accelerator.current_accelerator() is None"
+    code = (
+        "import memscale, torch; assert torch.accelerator.current_accelerator() is None"
+    )
     subprocess.run([sys.executable, "-c", code], check=True)
     assert memscale.simdev is simdev

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+
 from reference_attention import attend_as_sim
 
 SHAPES = {  # batch, query heads, key heads, queries, keys, width

@@ -49,7 +49,10 @@ class AnyProgram(RuleBasedStateMachine):
         if (tensor := self.pick(data)) is not None:
             self.live.append(tensor.mT[..., 1:] if tensor.dim() > 1 else tensor[1:])
 
-    @rule(data=st.data(), op=st.sampled_from(["clone", "neg", "sort", "nonzero", "unique"]))
+    @rule(
+        data=st.data(),
+        op=st.sampled_from(["clone", "neg", "sort", "nonzero", "unique"]),
+    )
     def call(self, data: st.DataObject, op: str) -> None:
         tensor = self.pick(data)
         if tensor is None or tensor.dtype == torch.bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 from op_db_on_sim import SKIPPED, difference, op_id, operators, samples
 
 OPERATORS = {op_id(op): op for op in operators()}

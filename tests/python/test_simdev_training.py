@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import copy
 
-import models
 import pytest
 import torch
-from reference_attention import attend_as_sim
 from torch import nn
+
+import models
+from reference_attention import attend_as_sim
 
 
 @pytest.mark.parametrize("name", models.MODELS)

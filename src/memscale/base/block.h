@@ -51,10 +51,9 @@ inline uint64_t block_mark(const void* data) noexcept {
 // requested + kBlockOverhead bytes. Returns the data pointer, also aligned.
 inline void* make_block(void* base, int64_t requested, int64_t charged,
                         BlockOwner* owner) noexcept {
-  auto address = reinterpret_cast<uintptr_t>(base) + sizeof(BlockHeader);
-  if (address % kPageBytes == 0) address += sizeof(BlockHeader);
-  auto* data = reinterpret_cast<void*>(address);
-  auto* header = reinterpret_cast<BlockHeader*>(address) - 1;
+  auto* header = static_cast<BlockHeader*>(base);
+  if (reinterpret_cast<uintptr_t>(header + 1) % kPageBytes == 0) ++header;
+  void* data = header + 1;
   *header = {block_mark(data), requested, charged, owner, base};
   return data;
 }

@@ -32,6 +32,7 @@ struct type_caster<memscale::Bytes> {
   PYBIND11_TYPE_CASTER(memscale::Bytes, const_name("int"));
 
   bool load(handle source, bool convert) {
+    if (PyBool_Check(source.ptr())) return false;  // True is not a size
     make_caster<std::int64_t> count;
     if (!count.load(source, convert)) return false;
     value = memscale::Bytes(cast_op<std::int64_t>(count));

@@ -13,11 +13,11 @@ std::mutex MemoryTracker::mutex_;
 std::vector<MemoryTracker*> MemoryTracker::running_;
 
 MemoryTracker::MemoryTracker(c10::Device device) : device_(device) {
-  TORCH_CHECK_VALUE(
-      device.is_cpu() ||
-          dynamic_cast<c10::DeviceAllocator*>(c10::GetAllocator(device.type())),
-      "memory of device '", device, "' cannot be tracked: its allocator keeps "
-      "no statistics");
+  TORCH_CHECK_VALUE(device.is_cpu() || dynamic_cast<c10::DeviceAllocator*>(
+                                           c10::GetAllocator(device.type())),
+                    "memory of device '", device,
+                    "' cannot be tracked: its allocator keeps "
+                    "no statistics");
   if (!device.is_cpu() && !device.has_index()) device_.set_index(0);
 }
 
@@ -28,8 +28,8 @@ MemoryTracker::Usage MemoryTracker::read() const {
     const hostmem::Counters counters = hostmem::counters();
     return {counters.current, counters.peak};
   }
-  const auto stats = c10::getDeviceAllocator(device_.type())
-                         ->getDeviceStats(device_.index());
+  const auto stats =
+      c10::getDeviceAllocator(device_.type())->getDeviceStats(device_.index());
   const auto& bytes = stats.allocated_bytes[static_cast<size_t>(
       c10::CachingAllocator::StatType::AGGREGATE)];
   return {bytes.current, bytes.peak};

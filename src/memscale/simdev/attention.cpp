@@ -32,8 +32,8 @@ namespace {
 constexpr int64_t kQueryTile = 128;
 
 struct Problem {
-  at::Tensor query, key, value;     // [batch, heads, length, width]
-  std::optional<at::Tensor> bias;   // [batch, heads, queries, keys], expanded
+  at::Tensor query, key, value;    // [batch, heads, length, width]
+  std::optional<at::Tensor> bias;  // [batch, heads, queries, keys], expanded
   double dropout_p = 0;
   bool is_causal = false;
   double scale = 1;
@@ -56,11 +56,17 @@ Problem make_problem(const at::Tensor& query, const at::Tensor& key,
                      const std::optional<at::Tensor>& bias, double dropout_p,
                      bool is_causal, std::optional<double> scale,
                      uint64_t seed) {
-  Problem problem{query, key, value, {}, dropout_p, is_causal,
-                  scale.value_or(1 / std::sqrt(double(query.size(-1)))), seed};
+  Problem problem{query,
+                  key,
+                  value,
+                  {},
+                  dropout_p,
+                  is_causal,
+                  scale.value_or(1 / std::sqrt(double(query.size(-1)))),
+                  seed};
   if (bias.has_value() && bias->defined()) {
-    problem.bias =
-        bias->expand({query.size(0), query.size(1), query.size(2), key.size(2)});
+    problem.bias = bias->expand(
+        {query.size(0), query.size(1), query.size(2), key.size(2)});
   }
   return problem;
 }
@@ -71,10 +77,13 @@ struct Tile {
 
   Tile(const Problem& problem, int64_t batch_index, int64_t head_index,
        int64_t tile)
-      : batch(batch_index), head(head_index), first(tile * kQueryTile),
+      : batch(batch_index),
+        head(head_index),
+        first(tile * kQueryTile),
         rows(std::min(kQueryTile, problem.query.size(2) - first)),
         index((batch_index * problem.heads() + head_index) *
-                  problem.num_tiles() + tile) {}
+                  problem.num_tiles() +
+              tile) {}
 
   at::Tensor of(const at::Tensor& tensor) const {
     return tensor.select(0, batch).select(0, head).narrow(0, first, rows);
@@ -149,8 +158,7 @@ void backward(const Problem& problem, const at::Tensor& grad_output,
               const Gradients& gradients) {
   const int64_t key_heads = problem.key.size(1);
   at::parallel_for(
-      0, problem.query.size(0) * key_heads, 1,
-      [&](int64_t begin, int64_t end) {
+      0, problem.query.size(0) * key_heads, 1, [&](int64_t begin, int64_t end) {
         const UnchargedScope on_chip(nullptr);
         for (int64_t i = begin; i < end; ++i) {
           const int64_t batch = i / key_heads, key_head = i % key_heads;
@@ -159,19 +167,19 @@ void backward(const Problem& problem, const at::Tensor& grad_output,
           at::Tensor grad_key = at::zeros(key.sizes(), key.options());
           at::Tensor grad_value = at::zeros(value.sizes(), value.options());
           for (int64_t g = 0; g < problem.group() * problem.num_tiles(); ++g) {
-            const Tile tile(problem, batch,
-                            key_head * problem.group() + g / problem.num_tiles(),
-                            g % problem.num_tiles());
+            const Tile tile(
+                problem, batch,
+                key_head * problem.group() + g / problem.num_tiles(),
+                g % problem.num_tiles());
             const at::ScalarType type = compute_type(problem.query);
             const at::Tensor query = tile.of(problem.query).to(type);
             const at::Tensor grad = tile.of(grad_output).to(type);
-            const at::Tensor p =
-                probabilities(scores(problem, tile, query, key),
-                              tile.of(logsumexp).to(type));
+            const at::Tensor p = probabilities(
+                scores(problem, tile, query, key), tile.of(logsumexp).to(type));
             const at::Tensor factors = dropout_factors(problem, tile, p);
             grad_value.add_(at::mm(p.mul(factors).t(), grad));
-            // dS = P * (dP - rowsum(dO * O)), the flash-attention identity, which
-            // holds with dropout too.
+            // dS = P * (dP - rowsum(dO * O)), the flash-attention identity,
+            // which holds with dropout too.
             at::Tensor grad_p = at::mm(grad, value.t()).mul_(factors);
             const at::Tensor row_sum =
                 grad.mul(tile.of(output).to(type)).sum(1, /*keepdim=*/true);
@@ -181,7 +189,8 @@ void backward(const Problem& problem, const at::Tensor& grad_output,
             grad_key.add_(at::mm(grad_s.t(), query));
           }
           gradients.key.select(0, batch).select(0, key_head).copy_(grad_key);
-          gradients.value.select(0, batch).select(0, key_head)
+          gradients.value.select(0, batch)
+              .select(0, key_head)
               .copy_(grad_value);
         }
       });
@@ -214,9 +223,8 @@ using ForwardResult =
 
 ForwardResult attention(const at::Tensor& query, const at::Tensor& key,
                         const at::Tensor& value,
-                        const std::optional<at::Tensor>& bias,
-                        double dropout_p, bool is_causal, bool,
-                        std::optional<double> scale) {
+                        const std::optional<at::Tensor>& bias, double dropout_p,
+                        bool is_causal, bool, std::optional<double> scale) {
   HostCall call;
   const at::Tensor q = call.alias(query);
   const at::Tensor k = call.alias(key);
@@ -230,8 +238,9 @@ ForwardResult attention(const at::Tensor& query, const at::Tensor& key,
   if (dropout_p > 0) {
     seed.random_(host_generator({}));  // one draw a call, not negative
     // The layout that the CPU's kernel gives: [batch, length, heads, width].
-    output = at::empty({q.size(0), q.size(2), q.size(1), v.size(3)},
-                       q.options()).transpose(1, 2);
+    output =
+        at::empty({q.size(0), q.size(2), q.size(1), v.size(3)}, q.options())
+            .transpose(1, 2);
     logsumexp = at::empty({q.size(0), q.size(1), q.size(2)},
                           q.options().dtype(compute_type(q)));
     forward(make_problem(q, k, v, b, dropout_p, is_causal, scale,
@@ -239,8 +248,8 @@ ForwardResult attention(const at::Tensor& query, const at::Tensor& key,
             output, logsumexp);
   } else {
     std::tie(output, logsumexp) =
-        at::_scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0,
-                                                        is_causal, b, scale);
+        at::_scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, is_causal,
+                                                        b, scale);
   }
   return {call.adopt(output), call.adopt(logsumexp), at::Tensor(),
           at::Tensor(),       query.sym_size(2),     key.sym_size(2),
@@ -290,9 +299,9 @@ BackwardResult attention_backward(
 }  // namespace
 
 void register_attention() {
-  static auto* aten = new torch::Library(torch::Library::IMPL, "aten",
-                                         c10::DispatchKey::PrivateUse1,
-                                         __FILE__, __LINE__);
+  static auto* aten =
+      new torch::Library(torch::Library::IMPL, "aten",
+                         c10::DispatchKey::PrivateUse1, __FILE__, __LINE__);
   aten->impl("_fused_sdp_choice", TORCH_FN(choose_backend));
   // scaled_dot_product_attention asks the stub, not the operator.
   at::native::_fused_sdp_choice_stub.set_privateuse1_dispatch_ptr(

@@ -34,24 +34,22 @@ class SimAllocator final : public c10::DeviceAllocator {
     check_index(device);
     const HeapStats heap_stats = heap().stats();
     c10::CachingDeviceAllocator::DeviceStats stats;
-    const auto fill = [](c10::CachingAllocator::StatArray& to,
-                         int64_t current, int64_t peak, int64_t allocated,
-                         int64_t freed) {
-      auto& all = to[static_cast<size_t>(
-          c10::CachingAllocator::StatType::AGGREGATE)];
+    const auto fill = [](c10::CachingAllocator::StatArray& to, int64_t current,
+                         int64_t peak, int64_t allocated, int64_t freed) {
+      auto& all =
+          to[static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE)];
       all.current = current;
       all.peak = peak;
       all.allocated = allocated;
       all.freed = freed;
     };
-    for (auto* bytes : {&stats.allocated_bytes, &stats.reserved_bytes,
-                        &stats.active_bytes}) {
+    for (auto* bytes :
+         {&stats.allocated_bytes, &stats.reserved_bytes, &stats.active_bytes}) {
       fill(*bytes, heap_stats.allocated, heap_stats.allocated_peak,
            heap_stats.total_allocated, heap_stats.total_freed);
     }
-    fill(stats.requested_bytes, heap_stats.requested,
-         heap_stats.requested_peak, heap_stats.total_requested,
-         heap_stats.total_requested_freed);
+    fill(stats.requested_bytes, heap_stats.requested, heap_stats.requested_peak,
+         heap_stats.total_requested, heap_stats.total_requested_freed);
     for (auto* count : {&stats.allocation, &stats.segment, &stats.active}) {
       fill(*count, heap_stats.blocks, heap_stats.blocks_peak,
            heap_stats.total_blocks, heap_stats.total_blocks_freed);
@@ -96,13 +94,14 @@ void* allocate_or_throw(size_t bytes) {
   if (void* data = heap().allocate(wanted)) return data;
   const HeapStats stats = heap().stats();
   const auto human = [](int64_t n) { return Bytes(n).human(); };
-  TORCH_CHECK_WITH(
-      OutOfMemoryError, false, "sim out of memory. Tried to allocate ",
-      human(wanted), ". Device 0 has a total capacity of ",
-      human(stats.capacity), " of which ",
-      human(stats.capacity - stats.allocated), " is free. Of the memory in "
-      "use, ", human(stats.allocated), " is allocated by PyTorch in ",
-      stats.blocks, " blocks.");
+  TORCH_CHECK_WITH(OutOfMemoryError, false,
+                   "sim out of memory. Tried to allocate ", human(wanted),
+                   ". Device 0 has a total capacity of ", human(stats.capacity),
+                   " of which ", human(stats.capacity - stats.allocated),
+                   " is free. Of the memory in "
+                   "use, ",
+                   human(stats.allocated), " is allocated by PyTorch in ",
+                   stats.blocks, " blocks.");
 }
 
 hostmem::BlockSource& device_blocks() {
@@ -116,15 +115,14 @@ c10::DeviceAllocator& allocator() {
 }
 
 void set_capacity(int64_t bytes) {
-  TORCH_CHECK_VALUE(bytes > 0, "memory must be more than 0 bytes, got ",
-                    bytes);
+  TORCH_CHECK_VALUE(bytes > 0, "memory must be more than 0 bytes, got ", bytes);
   if (bytes == heap().capacity()) return;
   TORCH_CHECK(heap().resize(bytes), "the simulated device is in use: ",
               Bytes(heap().stats().allocated).human(), " in ",
               heap().stats().blocks,
               " blocks are allocated; free its tensors before changing its "
-              "memory from ", Bytes(heap().capacity()).human(), " to ",
-              Bytes(bytes).human());
+              "memory from ",
+              Bytes(heap().capacity()).human(), " to ", Bytes(bytes).human());
 }
 
 }  // namespace memscale::sim

@@ -58,9 +58,9 @@ at::Tensor dropout_backward(const at::Tensor& grad, const at::Tensor& mask,
 }  // namespace
 
 void register_dropout() {
-  static auto* aten = new torch::Library(torch::Library::IMPL, "aten",
-                                         c10::DispatchKey::PrivateUse1,
-                                         __FILE__, __LINE__);
+  static auto* aten =
+      new torch::Library(torch::Library::IMPL, "aten",
+                         c10::DispatchKey::PrivateUse1, __FILE__, __LINE__);
   aten->impl("native_dropout", TORCH_FN(dropout));
   aten->impl("native_dropout_backward", TORCH_FN(dropout_backward));
 }

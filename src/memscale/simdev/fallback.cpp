@@ -22,9 +22,9 @@ using torch::jit::Stack;
 // Operators that take CPU tensors beside device tensors by contract.
 constexpr std::array kMixedDevices = std::to_array<std::string_view>(
     {"aten::index", "aten::index_put", "aten::index_put_",
-     "aten::_index_put_impl_", "aten::_unsafe_index",
-     "aten::_unsafe_index_put", "aten::_pack_padded_sequence_backward",
-     "aten::_ctc_loss", "aten::_ctc_loss_backward"});
+     "aten::_index_put_impl_", "aten::_unsafe_index", "aten::_unsafe_index_put",
+     "aten::_pack_padded_sequence_backward", "aten::_ctc_loss",
+     "aten::_ctc_loss_backward"});
 
 template <size_t N>
 bool contains(const std::array<std::string_view, N>& names,
@@ -40,8 +40,9 @@ void check_device(const c10::OperatorHandle& op, const at::Tensor& tensor) {
   TORCH_CHECK(
       contains(kMixedDevices, op.operator_name().name),
       "Expected all tensors to be on the same device, but found at least two "
-      "devices, ", kDevice, " and ", tensor.device(), "! (in a call of ",
-      op.operator_name(), ")");
+      "devices, ",
+      kDevice, " and ", tensor.device(), "! (in a call of ", op.operator_name(),
+      ")");
 }
 
 // One tensor argument, or list of them, dressed for the CPU.
@@ -117,8 +118,7 @@ void run_on_host(const c10::OperatorHandle& op, c10::DispatchKeySet,
     const c10::impl::ExcludeDispatchKeyGuard no_cpu_autocast(
         c10::DispatchKey::AutocastCPU);
     std::optional<BorrowDefaultGenerator> generator;
-    if (!generator_given &&
-        op.hasTag(at::Tag::nondeterministic_seeded)) {
+    if (!generator_given && op.hasTag(at::Tag::nondeterministic_seeded)) {
       generator.emplace();
     }
     op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
@@ -175,15 +175,15 @@ bool hides_fallback(const c10::OperatorHandle& op) {
 }  // namespace
 
 void register_fallback() {
-  static auto* every_namespace = new torch::Library(
-      torch::Library::IMPL, "_", c10::DispatchKey::PrivateUse1, __FILE__,
-      __LINE__);
+  static auto* every_namespace =
+      new torch::Library(torch::Library::IMPL, "_",
+                         c10::DispatchKey::PrivateUse1, __FILE__, __LINE__);
   every_namespace->fallback(
       torch::CppFunction::makeFromBoxedFunction<&run_on_host>());
 
-  static auto* aten = new torch::Library(torch::Library::IMPL, "aten",
-                                         c10::DispatchKey::PrivateUse1,
-                                         __FILE__, __LINE__);
+  static auto* aten =
+      new torch::Library(torch::Library::IMPL, "aten",
+                         c10::DispatchKey::PrivateUse1, __FILE__, __LINE__);
   c10::Dispatcher& dispatcher = c10::Dispatcher::singleton();
   for (const c10::OperatorName& name : dispatcher.getAllOpNames()) {
     if (!name.getNamespace().has_value() || *name.getNamespace() != "aten") {

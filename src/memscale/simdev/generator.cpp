@@ -7,7 +7,8 @@
 namespace memscale::sim {
 
 SimGenerator::SimGenerator(uint64_t seed)
-    : GeneratorImpl(kDevice, c10::DispatchKeySet(c10::DispatchKey::PrivateUse1)),
+    : GeneratorImpl(kDevice,
+                    c10::DispatchKeySet(c10::DispatchKey::PrivateUse1)),
       host_(at::detail::createCPUGenerator(seed)) {}
 
 void SimGenerator::set_current_seed(uint64_t seed) {
@@ -37,10 +38,11 @@ const at::Generator& default_generator() {
 }
 
 at::Generator host_generator(const std::optional<at::Generator>& generator) {
-  const at::Generator& chosen =
-      generator.has_value() && generator->defined() ? *generator
-                                                    : default_generator();
-  if (auto* sim = dynamic_cast<SimGenerator*>(chosen.unsafeGetGeneratorImpl())) {
+  const at::Generator& chosen = generator.has_value() && generator->defined()
+                                    ? *generator
+                                    : default_generator();
+  if (auto* sim =
+          dynamic_cast<SimGenerator*>(chosen.unsafeGetGeneratorImpl())) {
     return sim->host();
   }
   TORCH_CHECK(false, "Expected a 'sim' device type for generator but found '",
@@ -61,10 +63,11 @@ BorrowDefaultGenerator::BorrowDefaultGenerator()
 BorrowDefaultGenerator::~BorrowDefaultGenerator() { swap(); }
 
 void BorrowDefaultGenerator::swap() {
-  auto* host = default_generator().get<SimGenerator>()
-                   ->host().get<at::CPUGeneratorImpl>();
-  auto* cpu =
-      at::detail::getDefaultCPUGenerator().get<at::CPUGeneratorImpl>();
+  auto* host = default_generator()
+                   .get<SimGenerator>()
+                   ->host()
+                   .get<at::CPUGeneratorImpl>();
+  auto* cpu = at::detail::getDefaultCPUGenerator().get<at::CPUGeneratorImpl>();
   const std::scoped_lock lock(host->mutex_, cpu->mutex_);
   const auto engine = host->engine();
   const auto next_float = host->next_float_normal_sample();

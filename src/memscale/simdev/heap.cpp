@@ -12,8 +12,8 @@ void* Heap::allocate(int64_t bytes) {
     return nullptr;
   }
   // aligned_alloc wants a multiple of the alignment; `charged` is one.
-  void* base = std::aligned_alloc(kBlockAlignment,
-                                  static_cast<size_t>(charged) + kBlockOverhead);
+  void* base = std::aligned_alloc(
+      kBlockAlignment, static_cast<size_t>(charged) + kBlockOverhead);
   if (base == nullptr) {
     allocated_.subtract(charged);
     throw std::bad_alloc();

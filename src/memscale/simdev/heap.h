@@ -14,17 +14,17 @@ struct HeapStats {
   int64_t capacity = 0;
   int64_t allocated = 0;
   int64_t allocated_peak = 0;
-  int64_t requested = 0;       // before rounding
+  int64_t requested = 0;  // before rounding
   int64_t requested_peak = 0;
-  int64_t blocks = 0;          // live
+  int64_t blocks = 0;  // live
   int64_t blocks_peak = 0;
-  int64_t total_blocks = 0;    // since the last reset of accumulated figures
+  int64_t total_blocks = 0;  // since the last reset of accumulated figures
   int64_t total_allocated = 0;
   int64_t total_freed = 0;
   int64_t total_requested = 0;
   int64_t total_requested_freed = 0;
   int64_t total_blocks_freed = 0;
-  int64_t ooms = 0;            // refused allocations
+  int64_t ooms = 0;  // refused allocations
 };
 
 // The memory of one simulated device: host memory behind a capacity.

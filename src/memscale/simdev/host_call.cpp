@@ -104,8 +104,8 @@ c10::Storage HostCall::device_storage(const c10::Storage& host) {
   c10::StorageImpl* impl = host.unsafeGetStorageImpl();
   const size_t bytes = impl->nbytes();
   c10::Storage device(c10::make_intrusive<c10::StorageImpl>(
-      c10::StorageImpl::use_byte_size_t(), bytes, take_over(impl),
-      &allocator(), /*resizable=*/true));
+      c10::StorageImpl::use_byte_size_t(), bytes, take_over(impl), &allocator(),
+      /*resizable=*/true));
   storages_.push_back({device, host});
   return device;
 }
@@ -117,8 +117,8 @@ at::Tensor HostCall::adopt(const at::Tensor& result) {
   }
   TORCH_CHECK_NOT_IMPLEMENTED(
       result.layout() == c10::kStrided && !result.is_quantized(),
-      "the simulated device holds strided tensors only, not ",
-      result.layout(), result.is_quantized() ? " quantized" : "",
+      "the simulated device holds strided tensors only, not ", result.layout(),
+      result.is_quantized() ? " quantized" : "",
       " ones; move the tensor to the CPU first");
   return tensor_over(device_storage(result.storage()),
                      c10::DispatchKey::PrivateUse1, result);

@@ -61,9 +61,9 @@ at::Tensor efficient_zeros(at::IntArrayRef size,
                            std::optional<bool> pin_memory) {
   check_factory(layout, device, pin_memory);
   static auto* no_memory = new at::native::ZeroTensorAllocator(kDevice);
-  return at::detail::empty_generic(
-      size, no_memory, kKeys.add(c10::DispatchKey::ZeroTensor),
-      c10::dtype_or_default(dtype), std::nullopt);
+  return at::detail::empty_generic(size, no_memory,
+                                   kKeys.add(c10::DispatchKey::ZeroTensor),
+                                   c10::dtype_or_default(dtype), std::nullopt);
 }
 
 // Device to device, host to device, device to host: all are CPU copies.
@@ -99,9 +99,9 @@ at::Tensor copy_from_and_resize(const at::Tensor& self,
 }  // namespace
 
 void register_memory_ops() {
-  static auto* aten = new torch::Library(torch::Library::IMPL, "aten",
-                                         c10::DispatchKey::PrivateUse1,
-                                         __FILE__, __LINE__);
+  static auto* aten =
+      new torch::Library(torch::Library::IMPL, "aten",
+                         c10::DispatchKey::PrivateUse1, __FILE__, __LINE__);
   aten->impl("empty.memory_format", TORCH_FN(empty));
   aten->impl("empty_strided", TORCH_FN(empty_strided));
   aten->impl("_efficientzerotensor", TORCH_FN(efficient_zeros));

@@ -51,9 +51,8 @@ TensorTriple lstm_layers(const Tensor& input, at::TensorList hx,
       };
       auto [y, hy, cy, workspace] = at::mkldnn_rnn_layer(
           x, weights[0], weights[1], bias(2), bias(3), h0[index], c0[index],
-          /*reverse=*/direction > 0, /*batch_sizes=*/{}, kLstmMode,
-          h0.size(2), num_layers, has_biases, bidirectional, batch_first,
-          train);
+          /*reverse=*/direction > 0, /*batch_sizes=*/{}, kLstmMode, h0.size(2),
+          num_layers, has_biases, bidirectional, batch_first, train);
       outputs.push_back(y);
       all_h.push_back(hy);
       all_c.push_back(cy);
@@ -67,23 +66,20 @@ TensorTriple lstm_layers(const Tensor& input, at::TensorList hx,
           at::stack(all_c, 0)};
 }
 
-TensorTriple lstm(const Tensor& input, at::TensorList hx,
-                  at::TensorList params, bool has_biases, int64_t num_layers,
-                  double dropout_p, bool train, bool bidirectional,
-                  bool batch_first) {
-  const bool is_float = input.scalar_type() == at::kFloat &&
-                        hx.size() == 2 && hx[0].scalar_type() == at::kFloat &&
-                        !params.empty() &&
+TensorTriple lstm(const Tensor& input, at::TensorList hx, at::TensorList params,
+                  bool has_biases, int64_t num_layers, double dropout_p,
+                  bool train, bool bidirectional, bool batch_first) {
+  const bool is_float = input.scalar_type() == at::kFloat && hx.size() == 2 &&
+                        hx[0].scalar_type() == at::kFloat && !params.empty() &&
                         params[0].scalar_type() == at::kFloat;
   // A projection makes the hidden state narrower than the cell state.
-  const bool projects =
-      hx.size() == 2 && hx[0].size(-1) != hx[1].size(-1);
+  const bool projects = hx.size() == 2 && hx[0].size(-1) != hx[1].size(-1);
   if (is_float && !projects && input.numel() != 0 && input.dim() == 3) {
     return lstm_layers(input, hx, params, has_biases, num_layers, dropout_p,
                        train, bidirectional, batch_first);
   }
-  return at::native::lstm(input, hx, params, has_biases, num_layers,
-                          dropout_p, train, bidirectional, batch_first);
+  return at::native::lstm(input, hx, params, has_biases, num_layers, dropout_p,
+                          train, bidirectional, batch_first);
 }
 
 Tensor or_zero(HostCall& call, const std::optional<Tensor>& tensor,
@@ -129,11 +125,12 @@ TensorTriple lstm_cell_backward(const std::optional<Tensor>& grad_hy,
   const Tensor &i = gates[0], &f = gates[1], &g = gates[2], &o = gates[3];
   const Tensor dh = or_zero(call, grad_hy, host_cy);
   const Tensor tanh_c = host_cy.tanh();
-  const Tensor dc = or_zero(call, grad_cy, host_cy) +
-                    dh * o * (1 - tanh_c * tanh_c);
+  const Tensor dc =
+      or_zero(call, grad_cy, host_cy) + dh * o * (1 - tanh_c * tanh_c);
   const Tensor grad_gates =
       at::cat({dc * g * i * (1 - i), dc * call.alias(cx) * f * (1 - f),
-               dc * i * (1 - g * g), dh * tanh_c * o * (1 - o)}, 1);
+               dc * i * (1 - g * g), dh * tanh_c * o * (1 - o)},
+              1);
   const Tensor grad_bias =
       has_bias ? grad_gates.sum(0, /*keepdim=*/false) : Tensor();
   return {call.adopt(grad_gates), call.adopt(dc * f), call.adopt(grad_bias)};
@@ -147,10 +144,10 @@ std::tuple<Tensor, Tensor> gru_cell(const Tensor& input_gates,
                                     const std::optional<Tensor>& b_hidden) {
   HostCall call;
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
-  auto from_x = add_biases(call, call.alias(input_gates), b_input)
-                    .unsafe_chunk(3, 1);
-  auto from_h = add_biases(call, call.alias(hidden_gates), b_hidden)
-                    .unsafe_chunk(3, 1);
+  auto from_x =
+      add_biases(call, call.alias(input_gates), b_input).unsafe_chunk(3, 1);
+  auto from_h =
+      add_biases(call, call.alias(hidden_gates), b_hidden).unsafe_chunk(3, 1);
   const Tensor h = call.alias(hx);
   const Tensor r = (from_x[0] + from_h[0]).sigmoid_();
   const Tensor z = (from_x[1] + from_h[1]).sigmoid_();
@@ -178,17 +175,16 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> gru_cell_backward(
     grad_b_input = grad_input.sum(0, /*keepdim=*/false);
     grad_b_hidden = grad_hidden.sum(0, /*keepdim=*/false);
   }
-  return {call.adopt(grad_input), call.adopt(grad_hidden),
-          call.adopt(dh * z), call.adopt(grad_b_input),
-          call.adopt(grad_b_hidden)};
+  return {call.adopt(grad_input), call.adopt(grad_hidden), call.adopt(dh * z),
+          call.adopt(grad_b_input), call.adopt(grad_b_hidden)};
 }
 
 }  // namespace
 
 void register_rnn() {
-  static auto* kernels = new torch::Library(torch::Library::IMPL, "aten",
-                                            c10::DispatchKey::PrivateUse1,
-                                            __FILE__, __LINE__);
+  static auto* kernels =
+      new torch::Library(torch::Library::IMPL, "aten",
+                         c10::DispatchKey::PrivateUse1, __FILE__, __LINE__);
   kernels->impl("lstm.input", TORCH_FN(lstm));
   kernels->impl("_thnn_fused_lstm_cell", TORCH_FN(lstm_cell));
   kernels->impl("_thnn_fused_lstm_cell_backward_impl",
