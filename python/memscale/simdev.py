@@ -39,7 +39,6 @@ def enable(memory: int | str = "8GiB") -> torch.device:
 
         torch._register_device_module("sim", _sim_module)  # type: ignore[no-untyped-call]
         generate_methods_for_privateuse1_backend(for_storage=True)
-        # Without it Module.to() makes new Parameters, which unties tied weights
-        # and leaves optimizers with the old ones.
-        torch.__future__.set_swap_module_params_on_conversion(True)
+        # As if the seed set so far had been set with the device loaded.
+        _sim_module.manual_seed(torch.initial_seed())
     return torch.device("sim", 0)

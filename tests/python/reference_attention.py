@@ -35,7 +35,7 @@ def _scores(
 ) -> torch.Tensor:
     scores = torch.mm(q, k.t()).mul_(scale)
     if bias is not None:
-        scores.add_(bias[rows])
+        scores.add_(bias[rows, : k.size(0)])
     if causal:
         row = torch.arange(rows.start, rows.stop).unsqueeze(1)
         scores.masked_fill_(torch.arange(k.size(0)) > row, -math.inf)
@@ -65,12 +65,13 @@ class _Attention(torch.autograd.Function):
         lse = torch.empty(q.shape[:3])
         for b, h, rows, i in _tiles(q):
             key_bias = None if bias is None else bias[b, h]
-            kh = h // group
-            s = _scores(q[b, h, rows], k[b, kh], key_bias, causal, scale, rows)
+            seen = slice(0, rows.stop if causal else k.size(2))
+            key, value = k[b, h // group, seen], v[b, h // group, seen]
+            s = _scores(q[b, h, rows], key, key_bias, causal, scale, rows)
             lse[b, h, rows] = torch.logsumexp(s, 1)
             probabilities = (s - lse[b, h, rows].unsqueeze(1)).exp()
             dropped = probabilities * _factors(probabilities, seed + i, p)
-            out[b, h, rows] = torch.mm(dropped, v[b, kh])
+            out[b, h, rows] = torch.mm(dropped, value)
         ctx.save_for_backward(q, k, v, bias, out, lse)
         ctx.settings = (seed, p, causal, scale)
         return out
@@ -84,17 +85,18 @@ class _Attention(torch.autograd.Function):
         dk, dv = torch.zeros_like(k), torch.zeros_like(v)
         for b, h, rows, i in _tiles(q):
             key_bias = None if bias is None else bias[b, h]
-            kh = h // group
+            seen = slice(0, rows.stop if causal else k.size(2))
+            key, value = k[b, h // group, seen], v[b, h // group, seen]
             query, g = q[b, h, rows], grad[b, h, rows]
-            s = _scores(query, k[b, kh], key_bias, causal, scale, rows)
+            s = _scores(query, key, key_bias, causal, scale, rows)
             probabilities = (s - lse[b, h, rows].unsqueeze(1)).exp()
             factors = _factors(probabilities, seed + i, p)
-            dv[b, kh] += torch.mm((probabilities * factors).t(), g)
-            dp = torch.mm(g, v[b, kh].t()) * factors
+            dv[b, h // group, seen] += torch.mm((probabilities * factors).t(), g)
+            dp = torch.mm(g, value.t()) * factors
             row_sum = (g * out[b, h, rows]).sum(1, keepdim=True)
             ds = (dp - row_sum) * probabilities * scale
-            dq[b, h, rows] = torch.mm(ds, k[b, kh])
-            dk[b, kh] += torch.mm(ds.t(), query)
+            dq[b, h, rows] = torch.mm(ds, key)
+            dk[b, h // group, seen] += torch.mm(ds.t(), query)
         return dq, dk, dv, None, None, None, None
 
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 
@@ -28,7 +29,8 @@ class ByteCounter final {
   void reset_peak() noexcept { peak_.store(current_.load()); }
 
   int64_t current() const noexcept { return current_.load(); }
-  int64_t peak() const noexcept { return peak_.load(); }
+  // Not below current(), also while reset_peak() races with add().
+  int64_t peak() const noexcept { return std::max(peak_.load(), current()); }
 
  private:
   void raise_peak(int64_t now) noexcept {

@@ -1,6 +1,7 @@
 #include "memscale/runtime/memory_tracker.h"
 
 #include <c10/core/CachingDeviceAllocator.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -18,18 +19,26 @@ MemoryTracker::MemoryTracker(c10::Device device) : device_(device) {
                     "memory of device '", device,
                     "' cannot be tracked: its allocator keeps "
                     "no statistics");
-  if (!device.is_cpu() && !device.has_index()) device_.set_index(0);
+  if (device.is_cpu()) {
+    device_ = c10::Device(c10::DeviceType::CPU);  // "cpu:0" is "cpu"
+  } else if (!device.has_index()) {
+    device_ = c10::impl::getDeviceGuardImpl(device.type())->getDevice();
+  }
 }
 
-MemoryTracker::~MemoryTracker() { stop(); }
+MemoryTracker::~MemoryTracker() {
+  const std::lock_guard lock(mutex_);
+  std::erase(running_, this);
+}
 
 MemoryTracker::Usage MemoryTracker::read() const {
   if (device_.is_cpu()) {
     const hostmem::Counters counters = hostmem::counters();
     return {counters.current, counters.peak};
   }
-  const auto stats =
-      c10::getDeviceAllocator(device_.type())->getDeviceStats(device_.index());
+  c10::DeviceAllocator* allocator = c10::getDeviceAllocator(device_.type());
+  if (!allocator->initialized()) return {};
+  const auto stats = allocator->getDeviceStats(device_.index());
   const auto& bytes = stats.allocated_bytes[static_cast<size_t>(
       c10::CachingAllocator::StatType::AGGREGATE)];
   return {bytes.current, bytes.peak};
@@ -48,8 +57,9 @@ void MemoryTracker::start() {
   }
   if (device_.is_cpu()) {
     hostmem::reset_peak();
-  } else {
-    c10::getDeviceAllocator(device_.type())->resetPeakStats(device_.index());
+  } else if (auto* allocator = c10::getDeviceAllocator(device_.type());
+             allocator->initialized()) {
+    allocator->resetPeakStats(device_.index());
   }
   before_ = read().current;
   banked_peak_ = before_;

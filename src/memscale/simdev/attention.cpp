@@ -15,6 +15,7 @@
 #include <ATen/ops/logsumexp.h>
 #include <ATen/ops/mm.h>
 #include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
 #include <torch/library.h>
 
 #include <cmath>
@@ -64,16 +65,17 @@ Problem make_problem(const at::Tensor& query, const at::Tensor& key,
                   is_causal,
                   scale.value_or(1 / std::sqrt(double(query.size(-1)))),
                   seed};
-  if (bias.has_value() && bias->defined()) {
+  if (bias.has_value()) {
     problem.bias = bias->expand(
         {query.size(0), query.size(1), query.size(2), key.size(2)});
   }
   return problem;
 }
 
-// One tile: some rows of one head of one batch entry.
+// One tile: some rows of one head of one batch entry, and as many keys as the
+// last of them may see.
 struct Tile {
-  int64_t batch, head, first, rows, index;
+  int64_t batch, head, first, rows, keys, index;
 
   Tile(const Problem& problem, int64_t batch_index, int64_t head_index,
        int64_t tile)
@@ -81,12 +83,17 @@ struct Tile {
         head(head_index),
         first(tile * kQueryTile),
         rows(std::min(kQueryTile, problem.query.size(2) - first)),
+        keys(problem.is_causal ? std::min(first + rows, problem.key.size(2))
+                               : problem.key.size(2)),
         index((batch_index * problem.heads() + head_index) *
                   problem.num_tiles() +
               tile) {}
 
   at::Tensor of(const at::Tensor& tensor) const {
     return tensor.select(0, batch).select(0, head).narrow(0, first, rows);
+  }
+  at::Tensor seen(const at::Tensor& keys_or_values) const {
+    return keys_or_values.narrow(0, 0, keys);
   }
 };
 
@@ -97,11 +104,13 @@ at::Tensor head_of(const at::Tensor& tensor, int64_t batch, int64_t head) {
 at::Tensor scores(const Problem& problem, const Tile& tile,
                   const at::Tensor& query, const at::Tensor& key) {
   at::Tensor result = at::mm(query, key.t()).mul_(problem.scale);
-  if (problem.bias) result.add_(tile.of(*problem.bias));
+  if (problem.bias) {
+    result.add_(tile.of(*problem.bias).narrow(1, 0, tile.keys));
+  }
   if (problem.is_causal) {
     const at::Tensor row =
         at::arange(tile.first, tile.first + tile.rows).unsqueeze(1);
-    result.masked_fill_(at::arange(key.size(0)).gt(row), -INFINITY);
+    result.masked_fill_(at::arange(tile.keys).gt(row), -INFINITY);
   }
   return result;
 }
@@ -110,6 +119,7 @@ at::Tensor scores(const Problem& problem, const Tile& tile,
 // same ones, from the seed and the tile's place alone.
 at::Tensor dropout_factors(const Problem& problem, const Tile& tile,
                            const at::Tensor& like) {
+  if (problem.dropout_p == 1) return at::zeros_like(like);
   at::Generator generator = at::detail::createCPUGenerator(
       problem.seed + static_cast<uint64_t>(tile.index));
   return at::empty_like(like)
@@ -128,7 +138,7 @@ void forward(const Problem& problem, const at::Tensor& output,
   const int64_t heads = problem.heads();
   at::parallel_for(
       0, problem.query.size(0) * heads, 1, [&](int64_t begin, int64_t end) {
-        const UnchargedScope on_chip(nullptr);
+        const UnchargedScope on_chip;
         for (int64_t i = begin; i < end; ++i) {
           const int64_t batch = i / heads, head = i % heads;
           const int64_t key_head = head / problem.group();
@@ -138,11 +148,11 @@ void forward(const Problem& problem, const at::Tensor& output,
             const Tile tile(problem, batch, head, t);
             const at::Tensor query =
                 tile.of(problem.query).to(compute_type(problem.query));
-            const at::Tensor s = scores(problem, tile, query, key);
+            const at::Tensor s = scores(problem, tile, query, tile.seen(key));
             const at::Tensor lse = at::logsumexp(s, 1);
             at::Tensor p = probabilities(s, lse);
             p.mul_(dropout_factors(problem, tile, p));
-            tile.of(output).copy_(at::mm(p, value));
+            tile.of(output).copy_(at::mm(p, tile.seen(value)));
             tile.of(logsumexp).copy_(lse);
           }
         }
@@ -159,7 +169,7 @@ void backward(const Problem& problem, const at::Tensor& grad_output,
   const int64_t key_heads = problem.key.size(1);
   at::parallel_for(
       0, problem.query.size(0) * key_heads, 1, [&](int64_t begin, int64_t end) {
-        const UnchargedScope on_chip(nullptr);
+        const UnchargedScope on_chip;
         for (int64_t i = begin; i < end; ++i) {
           const int64_t batch = i / key_heads, key_head = i % key_heads;
           const at::Tensor key = head_of(problem.key, batch, key_head);
@@ -174,19 +184,21 @@ void backward(const Problem& problem, const at::Tensor& grad_output,
             const at::ScalarType type = compute_type(problem.query);
             const at::Tensor query = tile.of(problem.query).to(type);
             const at::Tensor grad = tile.of(grad_output).to(type);
-            const at::Tensor p = probabilities(
-                scores(problem, tile, query, key), tile.of(logsumexp).to(type));
+            const at::Tensor k = tile.seen(key);
+            const at::Tensor p = probabilities(scores(problem, tile, query, k),
+                                               tile.of(logsumexp).to(type));
             const at::Tensor factors = dropout_factors(problem, tile, p);
-            grad_value.add_(at::mm(p.mul(factors).t(), grad));
+            tile.seen(grad_value).add_(at::mm(p.mul(factors).t(), grad));
             // dS = P * (dP - rowsum(dO * O)), the flash-attention identity,
             // which holds with dropout too.
-            at::Tensor grad_p = at::mm(grad, value.t()).mul_(factors);
+            at::Tensor grad_p =
+                at::mm(grad, tile.seen(value).t()).mul_(factors);
             const at::Tensor row_sum =
                 grad.mul(tile.of(output).to(type)).sum(1, /*keepdim=*/true);
             const at::Tensor grad_s =
                 grad_p.sub_(row_sum).mul_(p).mul_(problem.scale);
-            tile.of(gradients.query).copy_(at::mm(grad_s, key));
-            grad_key.add_(at::mm(grad_s.t(), query));
+            tile.of(gradients.query).copy_(at::mm(grad_s, k));
+            tile.seen(grad_key).add_(at::mm(grad_s.t(), query));
           }
           gradients.key.select(0, batch).select(0, key_head).copy_(grad_key);
           gradients.value.select(0, batch)
@@ -201,17 +213,10 @@ int64_t choose_backend(const at::Tensor& query, const at::Tensor& key,
                        const std::optional<at::Tensor>& mask, double,
                        bool is_causal, std::optional<double> scale,
                        bool enable_gqa) {
-  HostCall call;
-  // A choice is no operator call: nothing here goes through the dispatcher.
-  const auto host = [&](const at::Tensor& tensor) {
-    return call.alias(tensor).set_requires_grad(tensor.requires_grad());
-  };
-  std::optional<at::Tensor> host_mask;
-  if (mask.has_value() && mask->defined()) host_mask = host(*mask);
-  // What the CPU's flash kernel can do, ours can do with dropout as well.
+  // What the CPU's flash kernel can do, ours can do with dropout as well. The
+  // choice reads metadata only, so that it works for fake tensors too.
   const int64_t on_cpu = at::native::_fused_sdp_choice_cpp(
-      host(query), host(key), host(value), host_mask, /*dropout_p=*/0.0,
-      is_causal, scale, enable_gqa);
+      query, key, value, mask, /*dropout_p=*/0.0, is_causal, scale, enable_gqa);
   return on_cpu == static_cast<int64_t>(at::SDPBackend::flash_attention)
              ? static_cast<int64_t>(at::SDPBackend::overrideable)
              : on_cpu;
@@ -229,9 +234,7 @@ ForwardResult attention(const at::Tensor& query, const at::Tensor& key,
   const at::Tensor q = call.alias(query);
   const at::Tensor k = call.alias(key);
   const at::Tensor v = call.alias(value);
-  std::optional<at::Tensor> b;
-  if (bias.has_value() && bias->defined()) b = call.alias(*bias);
-  const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  const std::optional<at::Tensor> b = call.alias(bias);
 
   at::Tensor output, logsumexp;
   at::Tensor seed = at::zeros({}, q.options().dtype(at::kLong));
@@ -276,9 +279,7 @@ BackwardResult attention_backward(
   const at::Tensor grad = call.alias(grad_output);
   const at::Tensor out = call.alias(output);
   const at::Tensor lse = call.alias(logsumexp);
-  std::optional<at::Tensor> b;
-  if (bias.defined()) b = call.alias(bias);
-  const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  const auto b = call.alias(std::optional(bias));
 
   Gradients gradients;
   if (dropout_p > 0) {
@@ -299,17 +300,15 @@ BackwardResult attention_backward(
 }  // namespace
 
 void register_attention() {
-  static auto* aten =
-      new torch::Library(torch::Library::IMPL, "aten",
-                         c10::DispatchKey::PrivateUse1, __FILE__, __LINE__);
-  aten->impl("_fused_sdp_choice", TORCH_FN(choose_backend));
+  torch::Library& aten = device_kernels();
+  aten.impl("_fused_sdp_choice", TORCH_FN(choose_backend));
   // scaled_dot_product_attention asks the stub, not the operator.
   at::native::_fused_sdp_choice_stub.set_privateuse1_dispatch_ptr(
       &choose_backend);
-  aten->impl("_scaled_dot_product_fused_attention_overrideable",
-             TORCH_FN(attention));
-  aten->impl("_scaled_dot_product_fused_attention_overrideable_backward",
-             TORCH_FN(attention_backward));
+  aten.impl("_scaled_dot_product_fused_attention_overrideable",
+            TORCH_FN(attention));
+  aten.impl("_scaled_dot_product_fused_attention_overrideable_backward",
+            TORCH_FN(attention_backward));
 }
 
 }  // namespace memscale::sim

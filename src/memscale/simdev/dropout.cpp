@@ -22,14 +22,13 @@ std::tuple<at::Tensor, at::Tensor> dropout(const at::Tensor& input, double p,
                                            std::optional<bool> train) {
   HostCall call;
   const at::Tensor x = call.alias(input);
-  const at::AutoDispatchBelowADInplaceOrView below_autograd;
   if (!train.value_or(true) || p == 0 || p == 1 || x.numel() == 0) {
     auto [output, mask] = at::cpu::native_dropout(x, p, train);
     return {call.adopt(output), call.adopt(mask)};
   }
   at::Tensor noise;
   {
-    const UnchargedScope registers(nullptr);
+    const UnchargedScope registers;
     noise = at::empty_like(x).bernoulli_(1 - p, host_generator({}));
   }
   at::Tensor mask = at::empty_like(x, x.options().dtype(at::kBool));
@@ -45,10 +44,9 @@ at::Tensor dropout_backward(const at::Tensor& grad, const at::Tensor& mask,
   HostCall call;
   const at::Tensor host_grad = call.alias(grad);
   const at::Tensor host_mask = call.alias(mask);
-  const at::AutoDispatchBelowADInplaceOrView below_autograd;
   at::Tensor noise;
   {
-    const UnchargedScope registers(nullptr);
+    const UnchargedScope registers;
     noise = host_mask.to(host_grad.scalar_type());
     if (scale != 0) noise.div_(1 / scale);
   }
@@ -58,11 +56,9 @@ at::Tensor dropout_backward(const at::Tensor& grad, const at::Tensor& mask,
 }  // namespace
 
 void register_dropout() {
-  static auto* aten =
-      new torch::Library(torch::Library::IMPL, "aten",
-                         c10::DispatchKey::PrivateUse1, __FILE__, __LINE__);
-  aten->impl("native_dropout", TORCH_FN(dropout));
-  aten->impl("native_dropout_backward", TORCH_FN(dropout_backward));
+  torch::Library& aten = device_kernels();
+  aten.impl("native_dropout", TORCH_FN(dropout));
+  aten.impl("native_dropout_backward", TORCH_FN(dropout_backward));
 }
 
 }  // namespace memscale::sim

@@ -1,6 +1,5 @@
 // Every operator that has no kernel of its own on the device runs the CPU's.
 // See Note [Zero-copy host calls].
-#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/enum_tag.h>
 #include <torch/library.h>
@@ -19,37 +18,52 @@ namespace {
 using c10::IValue;
 using torch::jit::Stack;
 
-// Operators that take CPU tensors beside device tensors by contract.
-constexpr std::array kMixedDevices = std::to_array<std::string_view>(
-    {"aten::index", "aten::index_put", "aten::index_put_",
-     "aten::_index_put_impl_", "aten::_unsafe_index", "aten::_unsafe_index_put",
-     "aten::_pack_padded_sequence_backward", "aten::_ctc_loss",
-     "aten::_ctc_loss_backward"});
+// Arguments that may be CPU tensors of any shape beside device tensors.
+struct HostArgument {
+  std::string_view op;
+  std::string_view argument;
+};
+constexpr std::array kHostArguments = std::to_array<HostArgument>({
+    {"aten::index", "indices"},
+    {"aten::index_put", "indices"},
+    {"aten::index_put_", "indices"},
+    {"aten::_index_put_impl_", "indices"},
+    {"aten::_unsafe_index", "indices"},
+    {"aten::_unsafe_index_put", "indices"},
+    {"aten::_pack_padded_sequence_backward", "batch_sizes"},
+    {"aten::_ctc_loss", "input_lengths"},
+    {"aten::_ctc_loss", "target_lengths"},
+    {"aten::_ctc_loss_backward", "input_lengths"},
+    {"aten::_ctc_loss_backward", "target_lengths"},
+    {"aten::_foreach_copy_", "self"},
+    {"aten::_foreach_copy_", "src"},
+});
 
-template <size_t N>
-bool contains(const std::array<std::string_view, N>& names,
-              std::string_view name) {
-  return std::find(names.begin(), names.end(), name) != names.end();
+bool may_be_on_host(const c10::OperatorHandle& op,
+                    const c10::Argument& argument) {
+  return std::any_of(kHostArguments.begin(), kHostArguments.end(),
+                     [&](const HostArgument& allowed) {
+                       return allowed.op == op.operator_name().name &&
+                              allowed.argument == argument.name();
+                     });
 }
 
-// A CPU tensor of one element may meet device tensors, as on any accelerator.
-void check_device(const c10::OperatorHandle& op, const at::Tensor& tensor) {
-  if (!tensor.defined() || tensor.is_privateuseone() || tensor.dim() == 0) {
-    return;
-  }
-  TORCH_CHECK(
-      contains(kMixedDevices, op.operator_name().name),
-      "Expected all tensors to be on the same device, but found at least two "
-      "devices, ",
-      kDevice, " and ", tensor.device(), "! (in a call of ", op.operator_name(),
-      ")");
+bool is_written(const c10::Argument& argument) {
+  return argument.alias_info() != nullptr && argument.alias_info()->isWrite();
 }
 
 // One tensor argument, or list of them, dressed for the CPU.
 IValue to_host(const c10::OperatorHandle& op, HostCall& call,
-               const IValue& value) {
+               const c10::Argument& argument, const IValue& value) {
   const auto dress = [&](const at::Tensor& tensor) {
-    check_device(op, tensor);
+    if (tensor.defined() && !tensor.is_privateuseone()) {
+      if (may_be_on_host(op, argument)) return call.alias_or_host(tensor);
+      TORCH_CHECK(!is_written(argument),
+                  "Expected all tensors to be on the same device, but found "
+                  "at least two devices, ",
+                  kDevice, " and ", tensor.device(), "! (argument ",
+                  argument.name(), " of ", op.operator_name(), ")");
+    }
     return call.alias(tensor);
   };
   if (value.isTensor()) return dress(value.toTensor());
@@ -98,31 +112,18 @@ void run_on_host(const c10::OperatorHandle& op, c10::DispatchKeySet,
   const size_t first = stack->size() - num_arguments;
 
   HostCall call;
-  bool generator_given = false;
   for (size_t i = 0; i < num_arguments; ++i) {
+    const c10::Argument& argument = schema.arguments()[i];
     IValue& value = (*stack)[first + i];
-    if (is_generator(schema.arguments()[i])) {
+    if (is_generator(argument)) {
       value = host_generator(value.toOptional<at::Generator>());
-      generator_given = true;
     } else if (value.isDevice() && value.toDevice().type() == kDeviceType) {
       value = c10::Device(c10::DeviceType::CPU);
     } else {
-      value = to_host(op, call, value);
+      value = to_host(op, call, argument, value);
     }
   }
-
-  {
-    // The call is one device kernel: neither autograd nor autocast of the CPU
-    // may see the operators that it is made of.
-    const at::AutoDispatchBelowADInplaceOrView below_autograd;
-    const c10::impl::ExcludeDispatchKeyGuard no_cpu_autocast(
-        c10::DispatchKey::AutocastCPU);
-    std::optional<BorrowDefaultGenerator> generator;
-    if (!generator_given && op.hasTag(at::Tag::nondeterministic_seeded)) {
-      generator.emplace();
-    }
-    op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
-  }
+  op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
 
   call.finish();
   const size_t num_returns = schema.returns().size();
@@ -139,15 +140,23 @@ void run_on_host(const c10::OperatorHandle& op, c10::DispatchKeySet,
 // is registered for each of them by name, but for
 // - views, which touch no data and must keep the device's storage,
 // - factories (a device argument): made of empty() and in-place operators,
+// - random operators without a generator argument, whose CPU form would draw
+//   from the CPU's stream: also made of in-place operators,
 // - the ones below, whose composite form is right for a device.
 constexpr std::array kKeepComposite = std::to_array<std::string_view>(
-    {"aten::_pack_padded_sequence", "aten::record_stream"});
+    {"aten::_pack_padded_sequence",  // one result is a CPU tensor anywhere
+     "aten::convolution"});          // torch.jit.trace records what it calls
+
+template <typename Predicate>
+bool any_argument(const c10::FunctionSchema& schema, Predicate is_such) {
+  return std::any_of(schema.arguments().begin(), schema.arguments().end(),
+                     is_such);
+}
 
 bool has_device_argument(const c10::FunctionSchema& schema) {
-  return std::any_of(schema.arguments().begin(), schema.arguments().end(),
-                     [](const c10::Argument& argument) {
-                       return argument.name() == "device";
-                     });
+  return any_argument(schema, [](const c10::Argument& argument) {
+    return argument.name() == "device";
+  });
 }
 
 bool is_view(const c10::FunctionSchema& schema) {
@@ -167,9 +176,13 @@ bool hides_fallback(const c10::OperatorHandle& op) {
       has(c10::DispatchKey::CompositeExplicitAutogradNonFunctional) ||
       (has(c10::DispatchKey::CompositeImplicitAutograd) &&
        has(c10::DispatchKey::CPU));
+  const bool draws_unseen = op.hasTag(at::Tag::nondeterministic_seeded) &&
+                            !any_argument(op.schema(), is_generator);
   return composite && !has(c10::DispatchKey::PrivateUse1) &&
-         !contains(kKeepComposite, op.operator_name().name) &&
-         !is_view(op.schema()) && !has_device_argument(op.schema());
+         !is_view(op.schema()) && !has_device_argument(op.schema()) &&
+         !draws_unseen &&
+         std::find(kKeepComposite.begin(), kKeepComposite.end(),
+                   op.operator_name().name) == kKeepComposite.end();
 }
 
 }  // namespace
@@ -181,9 +194,7 @@ void register_fallback() {
   every_namespace->fallback(
       torch::CppFunction::makeFromBoxedFunction<&run_on_host>());
 
-  static auto* aten =
-      new torch::Library(torch::Library::IMPL, "aten",
-                         c10::DispatchKey::PrivateUse1, __FILE__, __LINE__);
+  torch::Library& aten = device_kernels();
   c10::Dispatcher& dispatcher = c10::Dispatcher::singleton();
   for (const c10::OperatorName& name : dispatcher.getAllOpNames()) {
     if (!name.getNamespace().has_value() || *name.getNamespace() != "aten") {
@@ -192,8 +203,8 @@ void register_fallback() {
     const auto op = dispatcher.findOp(name);
     if (!op.has_value() || !op->hasSchema() || !hides_fallback(*op)) continue;
     const std::string qualified = c10::toString(name);
-    aten->impl(qualified.c_str(),
-               torch::CppFunction::makeFromBoxedFunction<&run_on_host>());
+    aten.impl(qualified.c_str(),
+              torch::CppFunction::makeFromBoxedFunction<&run_on_host>());
   }
 }
 

@@ -3,8 +3,6 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/core/Generator.h>
 
-#include <mutex>
-
 namespace memscale::sim {
 
 // The device's random stream. It draws from a CPU generator of its own, so
@@ -33,20 +31,5 @@ const at::Generator& default_generator();
 
 // The CPU generator behind `generator`; of the default one where undefined.
 at::Generator host_generator(const std::optional<at::Generator>& generator);
-
-// For CPU kernels that take no Generator argument: while alive, the default
-// CPU generator's state is the device's. Other threads that draw from the
-// default CPU generator meanwhile would draw from the device's state.
-class BorrowDefaultGenerator final {
- public:
-  BorrowDefaultGenerator();
-  ~BorrowDefaultGenerator();
-  BorrowDefaultGenerator(const BorrowDefaultGenerator&) = delete;
-  BorrowDefaultGenerator& operator=(const BorrowDefaultGenerator&) = delete;
-
- private:
-  std::unique_lock<std::recursive_mutex> one_at_a_time_;
-  void swap();
-};
 
 }  // namespace memscale::sim

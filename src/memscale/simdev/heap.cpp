@@ -6,8 +6,10 @@
 namespace memscale::sim {
 
 void* Heap::allocate(int64_t bytes) {
-  const int64_t charged = charge(bytes);
-  if (!allocated_.try_add(charged, capacity())) {
+  // The first test also keeps charge() from overflowing.
+  const bool fits = bytes <= capacity();
+  const int64_t charged = fits ? charge(bytes) : 0;
+  if (!fits || !allocated_.try_add(charged, capacity())) {
     ++ooms_;
     return nullptr;
   }

@@ -31,22 +31,34 @@ bool same_shape(const at::Tensor& a, const at::Tensor& b) {
          a.storage_offset() == b.storage_offset();
 }
 
-// Moves a host block that was charged to the device into a device DataPtr;
-// bytes that came from elsewhere (a constant, another thread) are copied.
-c10::DataPtr take_over(c10::StorageImpl* host) {
-  c10::DataPtr& data = host->_mutable_data_ptr_no_checks();
-  if (data.get() == nullptr || heap().owns(data.get())) {
-    c10::DataPtr taken = std::move(data);
-    taken.unsafe_set_device(kDevice);
-    return taken;
-  }
-  c10::DataPtr copy = allocator().allocate(host->nbytes());
-  std::memcpy(copy.get(), data.get(), host->nbytes());
-  return copy;
-}
-
 void release_reference(void* storage) {
   c10::raw::intrusive_ptr::decref(static_cast<c10::StorageImpl*>(storage));
+}
+
+// The bytes of `device` for a CPU storage, which keeps `device` alive.
+c10::DataPtr shared_bytes(c10::StorageImpl* device) {
+  c10::raw::intrusive_ptr::incref(device);
+  return {device->mutable_data(), device, &release_reference,
+          c10::Device(c10::DeviceType::CPU)};
+}
+
+// Gives `device` the bytes of `host`: by moving the block where it was charged
+// to the device, by copying bytes that came from elsewhere (a constant, another
+// thread). Whoever still holds `host` (a kernel's cache) goes on sharing the
+// bytes: it never dangles.
+void take_over(c10::StorageImpl* host, c10::StorageImpl* device) {
+  c10::DataPtr& data = host->_mutable_data_ptr_no_checks();
+  const size_t bytes = host->nbytes();
+  if (data.get() != nullptr && !heap().owns(data.get())) {
+    c10::DataPtr copy = allocator().allocate(bytes);
+    std::memcpy(copy.get(), data.get(), bytes);
+    device->set_data_ptr_noswap(std::move(copy));
+  } else {
+    data.unsafe_set_device(kDevice);
+    device->set_data_ptr_noswap(std::move(data));
+    host->set_data_ptr_noswap(shared_bytes(device));
+  }
+  device->set_nbytes(bytes);
 }
 
 // Note [One thread count for the device]
@@ -67,13 +79,34 @@ void match_thread_count() {
 
 }  // namespace
 
-HostCall::HostCall() : charge_(&device_blocks()) { match_thread_count(); }
+HostCall::HostCall()
+    : charge_(&device_blocks()),
+      no_cpu_autocast_(c10::DispatchKey::AutocastCPU) {
+  match_thread_count();
+}
 
 at::Tensor HostCall::alias(const at::Tensor& tensor) {
+  TORCH_CHECK(!tensor.defined() || tensor.is_privateuseone() ||
+                  (tensor.is_cpu() && tensor.dim() == 0),
+              "Expected all tensors to be on the same device, but found at "
+              "least two devices, ",
+              kDevice, " and ", tensor.device(), "!");
+  return alias_or_host(tensor);
+}
+
+std::optional<at::Tensor> HostCall::alias(
+    const std::optional<at::Tensor>& tensor) {
+  if (!tensor.has_value() || !tensor->defined()) return std::nullopt;
+  return alias(*tensor);
+}
+
+at::Tensor HostCall::alias_or_host(const at::Tensor& tensor) {
   if (!tensor.defined() || !tensor.is_privateuseone()) return tensor;
   for (const Argument& argument : arguments_) {
     if (argument.device.is_same(tensor)) return argument.host;
   }
+  TORCH_CHECK(tensor.numel() == 0 || tensor.storage().data() != nullptr,
+              "the storage of this tensor on ", kDevice, " was freed");
   at::Tensor host = tensor_over(host_storage(tensor.storage()),
                                 c10::DispatchKey::CPU, tensor);
   arguments_.push_back({tensor, host});
@@ -85,14 +118,10 @@ const c10::Storage& HostCall::host_storage(const c10::Storage& device) {
     if (shared.device.is_alias_of(device)) return shared.host;
   }
   c10::StorageImpl* impl = device.unsafeGetStorageImpl();
-  // The alias keeps the device storage alive, whoever keeps the alias.
-  c10::raw::intrusive_ptr::incref(impl);
-  c10::DataPtr data(impl->mutable_data(), impl, &release_reference,
-                    c10::Device(c10::DeviceType::CPU));
   storages_.push_back(
       {device, c10::Storage(c10::make_intrusive<c10::StorageImpl>(
                    c10::StorageImpl::use_byte_size_t(), impl->nbytes(),
-                   std::move(data), c10::GetCPUAllocator(),
+                   shared_bytes(impl), c10::GetCPUAllocator(),
                    /*resizable=*/impl->resizable()))});
   return storages_.back().host;
 }
@@ -101,11 +130,10 @@ c10::Storage HostCall::device_storage(const c10::Storage& host) {
   for (const SharedStorage& shared : storages_) {
     if (shared.host.is_alias_of(host)) return shared.device;
   }
-  c10::StorageImpl* impl = host.unsafeGetStorageImpl();
-  const size_t bytes = impl->nbytes();
   c10::Storage device(c10::make_intrusive<c10::StorageImpl>(
-      c10::StorageImpl::use_byte_size_t(), bytes, take_over(impl), &allocator(),
+      c10::StorageImpl::use_byte_size_t(), 0, &allocator(),
       /*resizable=*/true));
+  take_over(host.unsafeGetStorageImpl(), device.unsafeGetStorageImpl());
   storages_.push_back({device, host});
   return device;
 }
@@ -129,9 +157,7 @@ void HostCall::finish() {
     c10::StorageImpl* host = shared.host.unsafeGetStorageImpl();
     c10::StorageImpl* device = shared.device.unsafeGetStorageImpl();
     if (host->data() != device->data() && host->data() != nullptr) {
-      const size_t bytes = host->nbytes();
-      device->set_data_ptr_noswap(take_over(host));
-      device->set_nbytes(bytes);
+      take_over(host, device);
     }
   }
   for (const Argument& argument : arguments_) {

@@ -1,7 +1,10 @@
 #pragma once
 
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/Tensor.h>
 #include <c10/util/SmallVector.h>
+
+#include <optional>
 
 #include "memscale/hostmem/host_allocator.h"
 #include "memscale/simdev/device.h"
@@ -20,14 +23,22 @@ namespace memscale::sim {
 // mapped back onto the argument's own storage or tensor: an adopted alias
 // would be a second owner of the same bytes.
 //
+// The call is one device kernel: while the HostCall lives, neither autograd
+// nor the CPU's autocast sees the operators that it is made of.
+//
 // One HostCall serves one operator call, on one thread. Not copyable.
 class HostCall final {
  public:
   HostCall();
 
-  // `tensor` as a CPU tensor over the same bytes; CPU and undefined tensors
-  // come back as they are. The same tensor gives the same alias.
+  // `tensor` as a CPU tensor over the same bytes. Undefined tensors and CPU
+  // scalars come back as they are; other CPU tensors raise torch's
+  // mixed-device error. The same tensor gives the same alias.
   at::Tensor alias(const at::Tensor& tensor);
+  std::optional<at::Tensor> alias(const std::optional<at::Tensor>& tensor);
+
+  // The same, but CPU tensors of any shape may take part.
+  at::Tensor alias_or_host(const at::Tensor& tensor);
 
   // The device tensor for what a kernel returned; undefined stays undefined.
   at::Tensor adopt(const at::Tensor& result);
@@ -49,12 +60,16 @@ class HostCall final {
   c10::Storage device_storage(const c10::Storage& host);
 
   hostmem::RedirectGuard charge_;
+  at::AutoDispatchBelowADInplaceOrView below_autograd_;
+  c10::impl::ExcludeDispatchKeyGuard no_cpu_autocast_;
   c10::SmallVector<Argument, 8> arguments_;
   c10::SmallVector<SharedStorage, 8> storages_;
 };
 
 // While alive, what this thread allocates is host scratch that no card would
 // hold in its memory (registers and on-chip memory there).
-using UnchargedScope = hostmem::RedirectGuard;
+struct UnchargedScope final {
+  hostmem::RedirectGuard to_host{nullptr};
+};
 
 }  // namespace memscale::sim

@@ -2,6 +2,7 @@
 
 #include <c10/core/Allocator.h>
 #include <c10/core/DeviceType.h>
+#include <torch/library.h>
 
 #include <mutex>
 
@@ -10,6 +11,13 @@
 #include "memscale/simdev/host_call.h"
 
 namespace memscale::sim {
+
+torch::Library& device_kernels() {
+  static auto* aten =
+      new torch::Library(torch::Library::IMPL, "aten",
+                         c10::DispatchKey::PrivateUse1, __FILE__, __LINE__);
+  return *aten;
+}
 
 void register_device() {
   static std::once_flag once;
@@ -24,6 +32,7 @@ void register_device() {
     register_dropout();
     register_rnn();
     register_autocast();
+    register_beyond_cpu();
     register_fallback();
     const HostCall first;  // see Note [One thread count for the device]
   });

@@ -1,6 +1,13 @@
 #pragma once
 
+namespace torch {
+class Library;
+}
+
 namespace memscale::sim {
+
+// Where the device's kernels for torch's own operators are registered.
+torch::Library& device_kernels();
 
 // Each file registers its own part with torch's dispatcher. The order
 // matters: the fallback takes what the others left.
@@ -11,6 +18,7 @@ void register_attention();
 void register_dropout();
 void register_rnn();
 void register_autocast();
+void register_beyond_cpu();
 void register_fallback();
 
 // All of the above, once per process; also names the device "sim".

@@ -2,6 +2,7 @@
 // that have no CPU kernel; and the CPU itself trains a float LSTM through a
 // fused oneDNN layer. The device takes that layer where the CPU does, which
 // keeps both bit-equal, and has fused cells for everything else.
+#include <ATen/Context.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/cat.h>
@@ -74,7 +75,11 @@ TensorTriple lstm(const Tensor& input, at::TensorList hx, at::TensorList params,
                         params[0].scalar_type() == at::kFloat;
   // A projection makes the hidden state narrower than the cell state.
   const bool projects = hx.size() == 2 && hx[0].size(-1) != hx[1].size(-1);
-  if (is_float && !projects && input.numel() != 0 && input.dim() == 3) {
+  const int64_t num_params =
+      num_layers * (bidirectional ? 2 : 1) * (has_biases ? 4 : 2);
+  if (is_float && !projects && input.numel() != 0 && input.dim() == 3 &&
+      static_cast<int64_t>(params.size()) == num_params &&
+      at::globalContext().userEnabledMkldnn()) {
     return lstm_layers(input, hx, params, has_biases, num_layers, dropout_p,
                        train, bidirectional, batch_first);
   }
@@ -84,15 +89,14 @@ TensorTriple lstm(const Tensor& input, at::TensorList hx, at::TensorList params,
 
 Tensor or_zero(HostCall& call, const std::optional<Tensor>& tensor,
                const Tensor& like) {
-  return tensor.has_value() && tensor->defined()
-             ? call.alias(*tensor)
-             : at::zeros(like.sizes(), like.options());
+  const auto given = call.alias(tensor);
+  return given ? *given : at::zeros(like.sizes(), like.options());
 }
 
-Tensor add_biases(HostCall& call, const Tensor& gates,
-                  const std::optional<Tensor>& bias) {
-  return bias.has_value() && bias->defined() ? gates + call.alias(*bias)
-                                             : gates;
+Tensor add_bias(HostCall& call, const Tensor& gates,
+                const std::optional<Tensor>& bias) {
+  const auto given = call.alias(bias);
+  return given ? gates + *given : gates;
 }
 
 // The workspace holds the activated gates i, f, g, o side by side.
@@ -100,9 +104,8 @@ TensorTriple lstm_cell(const Tensor& input_gates, const Tensor& hidden_gates,
                        const Tensor& cx, const std::optional<Tensor>& b_input,
                        const std::optional<Tensor>& b_hidden) {
   HostCall call;
-  const at::AutoDispatchBelowADInplaceOrView below_autograd;
-  Tensor workspace = add_biases(call, call.alias(input_gates), b_input) +
-                     add_biases(call, call.alias(hidden_gates), b_hidden);
+  Tensor workspace = add_bias(call, call.alias(input_gates), b_input) +
+                     add_bias(call, call.alias(hidden_gates), b_hidden);
   auto gates = workspace.unsafe_chunk(4, 1);
   const Tensor i = gates[0].sigmoid_();
   const Tensor f = gates[1].sigmoid_();
@@ -119,7 +122,6 @@ TensorTriple lstm_cell_backward(const std::optional<Tensor>& grad_hy,
                                 const Tensor& cx, const Tensor& cy,
                                 const Tensor& workspace, bool has_bias) {
   HostCall call;
-  const at::AutoDispatchBelowADInplaceOrView below_autograd;
   const Tensor host_cy = call.alias(cy);
   auto gates = call.alias(workspace).unsafe_chunk(4, 1);
   const Tensor &i = gates[0], &f = gates[1], &g = gates[2], &o = gates[3];
@@ -143,11 +145,10 @@ std::tuple<Tensor, Tensor> gru_cell(const Tensor& input_gates,
                                     const std::optional<Tensor>& b_input,
                                     const std::optional<Tensor>& b_hidden) {
   HostCall call;
-  const at::AutoDispatchBelowADInplaceOrView below_autograd;
   auto from_x =
-      add_biases(call, call.alias(input_gates), b_input).unsafe_chunk(3, 1);
+      add_bias(call, call.alias(input_gates), b_input).unsafe_chunk(3, 1);
   auto from_h =
-      add_biases(call, call.alias(hidden_gates), b_hidden).unsafe_chunk(3, 1);
+      add_bias(call, call.alias(hidden_gates), b_hidden).unsafe_chunk(3, 1);
   const Tensor h = call.alias(hx);
   const Tensor r = (from_x[0] + from_h[0]).sigmoid_();
   const Tensor z = (from_x[1] + from_h[1]).sigmoid_();
@@ -160,7 +161,6 @@ std::tuple<Tensor, Tensor> gru_cell(const Tensor& input_gates,
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> gru_cell_backward(
     const Tensor& grad_hy, const Tensor& workspace, bool has_bias) {
   HostCall call;
-  const at::AutoDispatchBelowADInplaceOrView below_autograd;
   const Tensor dh = call.alias(grad_hy);
   auto saved = call.alias(workspace).unsafe_chunk(5, 1);
   const Tensor &r = saved[0], &z = saved[1], &n = saved[2], &h = saved[3],
@@ -182,15 +182,13 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> gru_cell_backward(
 }  // namespace
 
 void register_rnn() {
-  static auto* kernels =
-      new torch::Library(torch::Library::IMPL, "aten",
-                         c10::DispatchKey::PrivateUse1, __FILE__, __LINE__);
-  kernels->impl("lstm.input", TORCH_FN(lstm));
-  kernels->impl("_thnn_fused_lstm_cell", TORCH_FN(lstm_cell));
-  kernels->impl("_thnn_fused_lstm_cell_backward_impl",
-                TORCH_FN(lstm_cell_backward));
-  kernels->impl("_thnn_fused_gru_cell", TORCH_FN(gru_cell));
-  kernels->impl("_thnn_fused_gru_cell_backward", TORCH_FN(gru_cell_backward));
+  torch::Library& kernels = device_kernels();
+  kernels.impl("lstm.input", TORCH_FN(lstm));
+  kernels.impl("_thnn_fused_lstm_cell", TORCH_FN(lstm_cell));
+  kernels.impl("_thnn_fused_lstm_cell_backward_impl",
+               TORCH_FN(lstm_cell_backward));
+  kernels.impl("_thnn_fused_gru_cell", TORCH_FN(gru_cell));
+  kernels.impl("_thnn_fused_gru_cell_backward", TORCH_FN(gru_cell_backward));
   static auto* composite = new torch::Library(
       torch::Library::IMPL, "aten", c10::DispatchKey::AutogradPrivateUse1,
       __FILE__, __LINE__);
