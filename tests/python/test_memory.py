@@ -51,6 +51,14 @@ def test_nested_and_overlapping(device: str, sim: torch.device) -> None:
     assert inner.peak - inner.before == 5 * KIB
 
 
+def test_cpu_and_cpu_0_are_one_device() -> None:
+    with track("cpu") as outer:
+        torch.empty(100 * KIB, dtype=torch.uint8)
+        with track("cpu:0"):
+            pass
+    assert outer.peak - outer.before == 100 * KIB
+
+
 def test_default_device_is_the_accelerator(sim: torch.device) -> None:
     with track() as memory:
         pass

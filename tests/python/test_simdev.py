@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import io
 import os
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -93,11 +95,13 @@ def test_running_out_inside_a_kernel_leaves_the_device_usable(sim_of: SimOf) -> 
 
 
 def test_running_out_in_backward_leaves_the_device_usable(sim_of: SimOf) -> None:
-    device = sim_of("2MiB")
+    device = sim_of("2600KiB")
     layer = nn.Linear(300, 300, device=device)
-    x = torch.randn(600, 300, device=device)
+    x = torch.randn(600, 300, device=device, requires_grad=True)
+    loss = layer(x).relu().sum()
     with pytest.raises(torch.OutOfMemoryError):
-        layer(x).relu().sum().backward()
+        loss.backward()
+    del loss
     layer.zero_grad()
     layer(x[:10]).sum().backward()
     assert layer.weight.grad is not None
@@ -112,6 +116,15 @@ def test_mixed_devices_get_torchs_error(sim: torch.device) -> None:
         lambda: there.add_(here),
         lambda: torch.mm(here.view(2, 2), there.view(2, 2)),
         lambda: F.linear(there, here.view(1, 4)),
+        lambda: torch.tensor(1.0).add_(there[0]),
+        lambda: torch.add(there, there, out=torch.empty(4)),
+        lambda: here.index_put_((torch.tensor([0]),), there[:1]),
+        lambda: here[there > 0],
+        lambda: there.index_put_((torch.tensor([0, 1], device=sim),), here[:2]),
+        lambda: torch.ops.aten.native_dropout_backward(there, here > 0, 2.0),
+        lambda: F.scaled_dot_product_attention(
+            *[torch.ones(1, 1, 4, 4, device=sim)] * 3, attn_mask=here.view(1, 1, 1, 4)
+        ),
     ):
         with pytest.raises(
             RuntimeError, match="Expected all tensors to be on the same"
@@ -123,6 +136,9 @@ def test_mixed_devices_get_torchs_error(sim: torch.device) -> None:
     assert there[torch.tensor([0, 1])].shape == (2,)
     there.copy_(here * 3)
     assert there.sum().item() == 12
+    torch._foreach_copy_([there], [here])
+    torch._foreach_copy_([here], [there * 5])
+    assert here.sum().item() == 20
 
 
 def test_invalid_devices_and_layouts(sim: torch.device) -> None:
@@ -446,10 +462,104 @@ def test_a_forked_child_may_use_the_device(sim: torch.device) -> None:
     assert os.waitstatus_to_exitcode(status) == 0
 
 
-def test_no_backend_is_loaded_before_it_is_asked_for() -> None:
-    import subprocess
-    import sys
+def test_results_that_a_kernel_keeps_do_not_dangle(sim: torch.device) -> None:
+    """A CPU kernel may cache a tensor that it returned; both stay right."""
+    library = torch.library.Library("memscale_test", "DEF")
+    library.define("table(Tensor x) -> Tensor")
+    cache: list[torch.Tensor] = []
 
+    def table(x: torch.Tensor) -> torch.Tensor:
+        if not cache:
+            cache.append(torch.arange(1000.0))
+        return cache[0]
+
+    library.impl("table", table, "CPU")
+    x = torch.ones(4, device=sim)
+    for _ in range(3):
+        result = torch.ops.memscale_test.table(x)
+        assert result.device == sim
+        assert result.sum().item() == 499500
+        del result
+        overwrite = [torch.full((1000,), 7.0, device=sim) for _ in range(3)]
+        assert cache[0].sum().item() == 499500
+        del overwrite
+    cache.clear()
+    library._destroy()
+
+
+def test_kernels_with_side_results_and_bad_arguments(sim: torch.device) -> None:
+    state, x = (torch.zeros(n, 1, 4, device=sim) for n in (2, 3))
+    weight, bias = torch.zeros(16, 4, device=sim), torch.zeros(16, device=sim)
+    weights = [weight, weight, bias, bias]  # of one layer, where two are named
+    with pytest.raises(RuntimeError, match="weights"):
+        torch.lstm(x, [state, state], weights, True, 2, 0.0, True, False, False)
+    freed = torch.ones(4, device=sim)
+    freed.untyped_storage().resize_(0)
+    with pytest.raises(RuntimeError, match="was freed"):
+        freed.sum()
+    with pytest.raises(torch.OutOfMemoryError):
+        torch.empty(2**63 - 1, dtype=torch.uint8, device=sim)
+
+
+def test_integer_histograms(sim: torch.device) -> None:
+    """Mixture-of-experts models count tokens so; the CPU refuses integers."""
+    experts = torch.tensor([0, 3, 3, 1, 3], dtype=torch.int32, device=sim)
+    counts = torch.histc(experts, bins=4, min=0, max=3)
+    assert counts.dtype == torch.int32
+    assert counts.tolist() == [1, 1, 0, 3]
+
+
+def test_cpu_autocast_stays_out_of_device_kernels(sim: torch.device) -> None:
+    q = torch.randn(1, 2, 16, 8, device=sim)
+
+    def attend() -> torch.Tensor:
+        torch.manual_seed(0)
+        return F.scaled_dot_product_attention(q, q, q, dropout_p=0.1)
+
+    plain = attend()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(attend(), plain)
+        assert (q @ q.mT).dtype == torch.float32
+
+
+def test_deterministic_mode_fills_uninitialised_memory(sim: torch.device) -> None:
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert torch.empty(3, device=sim).isnan().all()
+        assert torch.empty_strided((2, 2), (1, 2), device=sim).isnan().all()
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def test_transforms_and_compilers(sim: torch.device) -> None:
+    q = torch.randn(3, 1, 2, 4, 8, device=sim)
+
+    def attend(x: torch.Tensor) -> torch.Tensor:
+        return F.scaled_dot_product_attention(x, x, x)
+
+    expected = torch.stack([attend(x) for x in q])
+    torch.testing.assert_close(torch.func.vmap(attend)(q), expected)
+    gradient = torch.func.grad(lambda x: attend(x).sum())(q[0])
+    leaf = q[0].clone().requires_grad_()
+    attend(leaf).sum().backward()
+    torch.testing.assert_close(gradient, leaf.grad)
+    conv = nn.Conv2d(2, 2, 3, padding=1).to(sim).eval().requires_grad_(False)
+    a, b = (torch.randn(1, 2, 5, 5, device=sim) for _ in "ab")
+    traced = torch.jit.trace(lambda x: x + conv(x), (a,))
+    assert torch.equal(traced(b), b + conv(b))
+
+
+def test_seed_set_before_the_device_is_loaded_counts() -> None:
+    code = (
+        "import torch, memscale\n"
+        "torch.manual_seed(5); expected = torch.rand(4)\n"
+        "device = memscale.simdev.enable('1MiB')\n"
+        "assert torch.equal(torch.rand(4, device=device).cpu(), expected)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_no_backend_is_loaded_before_it_is_asked_for() -> None:
     code = (
         "import memscale, torch; assert torch.accelerator.current_accelerator() is None"
     )

@@ -78,6 +78,21 @@ def test_moving_keeps_parameters_and_ties(sim: torch.device) -> None:
     assert torch.accelerator.memory_allocated() == 0
 
 
+def test_moving_keeps_hooks_and_attributes(sim: torch.device) -> None:
+    layer = nn.Linear(3, 3)
+    fired: list[str] = []
+    layer.weight.no_weight_decay = True  # type: ignore[attr-defined]
+    layer.weight.register_hook(lambda grad: fired.append("hook"))
+    layer.weight.register_post_accumulate_grad_hook(lambda p: fired.append("post"))
+    for device in (sim, torch.device("cpu"), sim):
+        layer.to(device)
+        fired.clear()
+        layer(torch.ones(1, 3, device=device)).sum().backward()
+        assert fired == ["hook", "post"]
+        assert layer.weight.no_weight_decay
+        assert layer.weight.grad.device == device
+
+
 def test_deepcopy_of_a_model_on_the_device(sim: torch.device) -> None:
     model = models.gpt2().to(sim)
     twin = copy.deepcopy(model)
@@ -109,6 +124,9 @@ def test_autocast_and_grad_scaler(dtype: torch.dtype, sim: torch.device) -> None
         scaler.update()
         losses.append(loss.item())
     assert seen == {dtype}
+    with torch.autocast("sim", dtype=dtype):
+        recurrent = nn.LSTM(4, 4).to(sim)
+        assert recurrent(torch.ones(2, 1, 4, device=sim))[0].dtype == dtype
     assert loss.dtype == torch.float32
     assert losses[-1] < losses[0]
     assert all(p.dtype == torch.float32 for p in model.parameters())

@@ -213,6 +213,15 @@ int64_t choose_backend(const at::Tensor& query, const at::Tensor& key,
                        const std::optional<at::Tensor>& mask, double,
                        bool is_causal, std::optional<double> scale,
                        bool enable_gqa) {
+  // torch.func has no batching rule for the fused operator.
+  constexpr c10::DispatchKeySet kTransforms(
+      {c10::DispatchKey::FuncTorchBatched,
+       c10::DispatchKey::FuncTorchGradWrapper});
+  for (const at::Tensor* tensor : {&query, &key, &value}) {
+    if (tensor->key_set().has_any(kTransforms)) {
+      return static_cast<int64_t>(at::SDPBackend::math);
+    }
+  }
   // What the CPU's flash kernel can do, ours can do with dropout as well. The
   // choice reads metadata only, so that it works for fake tensors too.
   const int64_t on_cpu = at::native::_fused_sdp_choice_cpp(
