@@ -32,20 +32,26 @@ help: ## show this list
 demo: build ## set up, build and train a small GPT-2 on the simulated accelerator
 	@$(VENV)/bin/python examples/demo.py
 
-setup: $(VENV)/.ready ## .venv with torch and the tools, Debian packages for the tests
+setup: $(VENV)/.ready $(VENV)/.test-libraries ## .venv with torch and tools; C++ test libraries
 
 $(VENV)/.torch:
 	@$(call say,Python environment and torch 2.13 (CPU build): about a minute)
 	@$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), sys.version' \
 	  || { echo "MemScale needs Python 3.11 or newer: make PYTHON=/path/to/python3.11"; exit 1; }
+	@CPPFLAGS="-I$$($(PYTHON) -c 'import sysconfig; print(sysconfig.get_path("include"))')" \
+	  tools/debian_packages.sh Python.h=python3-dev
 	@$(PYTHON) -m venv $(VENV)
 	@$(PIP) install --progress-bar off torch==2.13.0 | $(PIP_LINES)
 	@touch $@
 
-$(VENV)/.ready: $(VENV)/.torch requirements-dev.txt tools/debian_packages.sh
+$(VENV)/.ready: $(VENV)/.torch requirements-dev.txt
 	@$(call say,build and test tools)
 	@$(PIP) install --progress-bar off -r requirements-dev.txt | $(PIP_LINES)
-	@tools/debian_packages.sh
+	@touch $@
+
+$(VENV)/.test-libraries: $(VENV)/.ready
+	@tools/debian_packages.sh gtest/gtest.h=libgtest-dev rapidcheck.h=librapidcheck-dev \
+	  benchmark/benchmark.h=libbenchmark-dev nlohmann/json.hpp=nlohmann-json3-dev
 	@touch $@
 
 build: build/dev/.installed ## compile the C++ and install the package into .venv
@@ -56,22 +62,25 @@ build/dev/.installed: $(VENV)/.ready $(CXX_FILES) $(PY_FOLDERS)
 	  || { cat build.log; exit 1; }; rm -f build.log
 	@cmake --build build/dev -j $(JOBS) --target _C _simdev
 	@$(PIP) install $(EDITABLE)
+	@# Importing would make __pycache__ later, and a changed folder means a build.
+	@$(VENV)/bin/python -m compileall -q python
 	@touch $@
 
 test: build test-cpp test-sanitizers test-python ## every quick test: C++, sanitizers, Python
 
-test-cpp: build
+test-cpp: build $(VENV)/.test-libraries
 	@$(call say,C++ tests)
+	@cmake build/dev >/dev/null
 	@cmake --build build/dev -j $(JOBS) --target cpp_tests
 	@ctest --preset dev
 
-test-core: $(VENV)/.ready ## torch-free layers only: build and test in under a minute
+test-core: $(VENV)/.test-libraries ## torch-free layers only: build and test in under a minute
 	@$(call say,core-only build and tests)
 	@cmake --preset core-only >/dev/null
 	@cmake --build --preset core-only -j $(JOBS) --target cpp_tests
 	@ctest --preset core-only
 
-test-sanitizers: $(VENV)/.ready ## torch-free layers under ASAN + UBSAN and TSAN
+test-sanitizers: $(VENV)/.test-libraries ## torch-free layers under ASAN + UBSAN and TSAN
 	@for kind in asan tsan; do \
 	  $(call say,torch-free tests under $$kind); \
 	  cmake --preset $$kind >/dev/null; \
@@ -87,7 +96,7 @@ test-full: test ## the long versions too
 	@$(call say,long tests)
 	@$(VENV)/bin/python -m pytest -m full
 
-bench: build ## speed: figures, never assertions
+bench: build $(VENV)/.test-libraries ## speed: figures, never assertions
 	@cmake --preset release -DPython3_EXECUTABLE=$(CURDIR)/$(VENV)/bin/python >/dev/null
 	@cmake --build --preset release -j $(JOBS) --target cpp_benchmarks
 	@build/release/benchmarks/cpp/allocator_benchmark

@@ -22,7 +22,7 @@ BATCH, LENGTH, STEPS = 8, 128, 12
 
 
 def make_model() -> GPT2LMHeadModel:
-    """A byte-level GPT-2 with 4.9 M random weights."""
+    """A byte-level GPT-2 with 4.8 M random weights."""
     torch.manual_seed(0)
     return GPT2LMHeadModel(
         GPT2Config(
@@ -98,8 +98,8 @@ def main() -> None:
     else:
         raise SystemExit("the half-size card should have run out of memory")
     console.print(
-        "\nFigures are of the simulated device: its bytes are a card's, its speed is"
-        " this machine's."
+        "\nMeasured on the simulated device: tensors as on a card, workspaces and"
+        " speed of this machine's CPU."
     )
 
 

@@ -1,33 +1,29 @@
 #!/usr/bin/env bash
-# Makes sure that the few Debian packages which the C++ tests and benchmarks
-# need are there: installs them where that is possible, else says what to do.
+# Makes sure that C++ headers are there: installs the Debian packages of the
+# missing ones where that is possible, else says what to do.
+# Usage: debian_packages.sh HEADER=PACKAGE...   (CPPFLAGS are honoured)
 set -euo pipefail
 
-packages=(libgtest-dev librapidcheck-dev libbenchmark-dev nlohmann-json3-dev)
-headers=(gtest/gtest.h rapidcheck.h benchmark/benchmark.h nlohmann/json.hpp)
-
 missing=()
-for i in "${!packages[@]}"; do
-  if ! echo "#include <${headers[$i]}>" |
-      ${CXX:-g++} -std=c++20 -x c++ -fsyntax-only - 2>/dev/null; then
-    missing+=("${packages[$i]}")
+for pair in "$@"; do
+  # shellcheck disable=SC2086
+  if ! echo "#include <${pair%%=*}>" |
+      ${CXX:-c++} ${CPPFLAGS:-} -std=c++20 -x c++ -fsyntax-only - 2>/dev/null; then
+    missing+=("${pair##*=}")
   fi
 done
 [ ${#missing[@]} -eq 0 ] && exit 0
 
-install() { "$@" apt-get update -qq && "$@" apt-get install -y -qq "${missing[@]}"; }
-
-if command -v apt-get >/dev/null; then
+as_root=()
+[ "$(id -u)" -eq 0 ] || as_root=(sudo -n)
+if command -v apt-get >/dev/null && "${as_root[@]}" true 2>/dev/null; then
   echo "installing Debian packages: ${missing[*]}"
-  if [ "$(id -u)" -eq 0 ]; then
-    DEBIAN_FRONTEND=noninteractive install env >/dev/null && exit 0
-  elif sudo -n true 2>/dev/null; then
-    DEBIAN_FRONTEND=noninteractive install sudo >/dev/null && exit 0
-  fi
+  "${as_root[@]}" apt-get update -qq >/dev/null &&
+    "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive \
+      apt-get install -y -qq "${missing[@]}" >/dev/null && exit 0
 fi
 cat >&2 <<MSG
-These are missing and could not be installed from here: ${missing[*]}
+Missing, and could not be installed from here: ${missing[*]}
 On Debian or Ubuntu:   sudo apt-get install ${missing[*]}
-Elsewhere: GoogleTest, RapidCheck, google-benchmark and nlohmann-json, with headers.
 MSG
 exit 1

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib.metadata import version as _version
+
 import torch as _torch
 
 # The compiled modules are bound to one minor version of torch (its C++ ABI).
@@ -14,14 +16,26 @@ if not _torch.__version__.startswith(_TORCH_SERIES):
     )
 
 from memscale import hardware, logs, memory, simdev  # noqa: E402
+from memscale._C import (  # noqa: E402
+    ConfigError,
+    Error,
+    HardwareError,
+    ParseError,
+    PlanError,
+)
 from memscale.config import AsyncOffloadConfig, Config, OptimizationMode  # noqa: E402
 
-__version__ = "0.1.0"
+__version__ = _version("memscale-open")
 
 __all__ = [
     "AsyncOffloadConfig",
     "Config",
+    "ConfigError",
+    "Error",
+    "HardwareError",
     "OptimizationMode",
+    "ParseError",
+    "PlanError",
     "hardware",
     "logs",
     "memory",

@@ -6,12 +6,15 @@ gives it as the tables of docs/config.md.
 
 from __future__ import annotations
 
+import argparse
 import inspect
+from collections.abc import Callable
 from typing import Any
 
 from memscale._C import (
     AsyncOffloadConfig,
     Config,
+    ConfigError,
     EffectiveConfig,
     FieldSpec,
     OptimizationMode,
@@ -25,7 +28,9 @@ __all__ = [
     "EffectiveConfig",
     "FieldSpec",
     "OptimizationMode",
+    "add_arguments",
     "format_bytes",
+    "from_arguments",
     "markdown",
     "parse_bytes",
 ]
@@ -49,6 +54,59 @@ def _describe(cls: type[Config] | type[AsyncOffloadConfig], summary: str) -> Non
     described.__signature__ = inspect.Signature(parameters)
     lines = [f"{f.name}: {f.type} = {f.default_text}\n    {f.doc}" for f in fields]
     described.__doc__ = "\n".join([summary, "", *lines])
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add one option a field to ``parser``: ``--budget``, ``--mode``, ...
+
+    Names, help, defaults and rules come from the table; values are checked when
+    they are parsed. Fields that are configs of their own have no option.
+    """
+    group = parser.add_argument_group("MemScale")
+    for field in Config.fields():
+        if field.type.startswith("record"):
+            continue
+        option = "--" + field.name.replace("_", "-")
+        text = f"{field.doc} Must be {field.rule}; default: {field.default_text}."
+        reader = _reader(field)
+        # argparse reads "%" as a format.
+        group.add_argument(
+            option,
+            default=argparse.SUPPRESS,
+            type=reader,
+            help=text.replace("%", "%%"),
+            metavar=field.type.split(" ")[0].upper(),
+        )
+
+
+def from_arguments(arguments: argparse.Namespace) -> Config:
+    """The config that the options of :func:`add_arguments` describe."""
+    given = vars(arguments)
+    names = [field.name for field in Config.fields()]
+    return Config.from_dict({name: given[name] for name in names if name in given})
+
+
+def _reader(field: FieldSpec) -> Callable[[str], Any]:
+    """Reads the text of one option, by the rule of its field."""
+    readers: dict[str, Callable[[str], Any]] = {
+        "bool": lambda text: {"true": True, "false": False}.get(text.lower(), text),
+        "int": int,
+        "float": float,
+    }
+    read = readers.get(field.type.split(" ")[0], str)
+
+    def check(text: str) -> Any:
+        try:
+            value = read(text)
+        except ValueError:
+            value = text
+        try:
+            Config.from_dict({field.name: value})
+        except ConfigError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+        return value
+
+    return check
 
 
 def markdown() -> str:

@@ -111,13 +111,18 @@ def measure_device(device: torch.device, spec: DeviceSpec) -> DeviceSpec:
     pinned = _try(host.pin_memory)
     if pinned is not None:
         host = pinned
+    # A device too full to be timed keeps the figures that it had.
+    return spec.measured(
+        fp32_flops=_try(lambda: _matmul_rate(torch.float32, device)),
+        half_flops=_try(lambda: _matmul_rate(half, device)),
+        link_bandwidth=_try(lambda: _copy_rate(host, device)),
+    )
+
+
+def _copy_rate(host: torch.Tensor, device: torch.device) -> float:
     there = torch.empty_like(host, device=device)
     seconds = _seconds(lambda: there.copy_(host, non_blocking=True), device)
-    return spec.measured(
-        fp32_flops=_matmul_rate(torch.float32, device),
-        half_flops=_matmul_rate(half, device),
-        link_bandwidth=COPY_BYTES / seconds,
-    )
+    return host.nbytes / seconds
 
 
 def _matmul_rate(dtype: torch.dtype, device: torch.device) -> float:

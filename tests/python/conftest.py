@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import time
 from collections.abc import Callable, Iterator
 
 # Some virtual machines advertise AMX and trap its use; torch's bf16 matmul
@@ -21,9 +22,15 @@ def sim_of() -> Iterator[Callable[[int | str], torch.device]]:
     """A function that gives an empty simulated device of the size asked for."""
 
     def collect() -> None:
-        # Exceptions keep tensors in cycles; collecting always would cost 0.1 s.
-        if hasattr(torch, "sim") and torch.accelerator.memory_allocated() > 0:
+        if not hasattr(torch, "sim"):
+            return
+        # Exceptions keep tensors in cycles (collecting always would cost 0.1 s a
+        # test); autograd's thread may still be letting go of its last one.
+        for _ in range(20):
+            if torch.accelerator.memory_allocated() == 0:
+                return
             gc.collect()
+            time.sleep(0.01)
 
     def make(memory: int | str) -> torch.device:
         collect()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import copy
 import enum
 import fractions
@@ -15,6 +16,7 @@ import hypothesis.strategies as st
 import pytest
 import torch
 
+import memscale
 from memscale import _C, config
 from memscale.config import AsyncOffloadConfig, Config, OptimizationMode
 
@@ -304,3 +306,35 @@ def test_any_value_is_taken_or_refused_with_a_config_error(
     assert name in message
     assert c == Config.from_dict(c.to_dict())
     c.resolve()
+
+
+def test_command_line_options_come_from_the_table(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    parser = argparse.ArgumentParser()
+    config.add_arguments(parser)
+    for field in Config.fields():
+        if not field.type.startswith("record"):
+            option = "--" + field.name.replace("_", "-")
+            assert option in parser.format_help()
+    words = "--budget 6GiB --mode aggressive --enable-tiling false --warmup-steps 3"
+    parsed = config.from_arguments(parser.parse_args(words.split()))
+    assert parsed == Config(
+        budget="6GiB", mode="aggressive", enable_tiling=False, warmup_steps=3
+    )
+    assert config.from_arguments(parser.parse_args([])) == Config()
+    for bad, rule in {
+        "--budget banana": "budget",
+        "--warmup-steps 2.5": "warmup_steps must be an integer",
+        "--enable-tiling maybe": "enable_tiling must be True or False",
+        "--observability-port 0": "observability_port must be",
+    }.items():
+        with pytest.raises(SystemExit):
+            parser.parse_args(bad.split())
+        assert rule in capsys.readouterr().err
+
+
+def test_errors_are_public() -> None:
+    assert issubclass(memscale.ConfigError, (memscale.Error, ValueError))
+    with pytest.raises(memscale.ConfigError, match="did you mean 'budget'"):
+        Config(buget="6GiB")  # type: ignore[call-arg]
