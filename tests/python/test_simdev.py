@@ -480,6 +480,8 @@ def test_results_that_a_kernel_keeps_do_not_dangle(sim: torch.device) -> None:
         assert result.device == sim
         assert result.sum().item() == 499500
         del result
+        # The block lives as long as the cache does, and stays charged.
+        assert torch.accelerator.memory_allocated() == 4096 + 512
         overwrite = [torch.full((1000,), 7.0, device=sim) for _ in range(3)]
         assert cache[0].sum().item() == 499500
         del overwrite

@@ -35,6 +35,22 @@ def test_attention_dropout_trains_bit_equal_to_its_reference(
     assert models.first_difference(on_cpu, on_sim) is None
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_dropout_rounds_as_the_cpu_does(dtype: torch.dtype, sim: torch.device) -> None:
+    """Dividing by 1 - p and multiplying by 1 / (1 - p) differ in the last bit."""
+    x = torch.randn(1000).to(dtype)
+    for p in (0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.55, 0.7, 0.85, 0.95):
+        results = []
+        for device in ("cpu", "sim"):
+            leaf = x.to(device).requires_grad_()
+            torch.manual_seed(0)
+            out = nn.functional.dropout(leaf, p)
+            out.backward(x.to(device))
+            results.append((out.detach().cpu(), leaf.grad.cpu()))
+        assert torch.equal(results[0][0], results[1][0])
+        assert torch.equal(results[0][1], results[1][1])
+
+
 def test_gru_trains_close_to_cpu(sim: torch.device) -> None:
     """The fused cell adds biases in another order than the CPU's GRU."""
     torch.manual_seed(0)

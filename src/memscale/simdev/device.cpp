@@ -82,10 +82,17 @@ class SimAllocator final : public c10::DeviceAllocator {
   }
 };
 
+// torch.profiler(profile_memory=True).
+void report_to_profiler(void* data, int64_t change, int64_t allocated) {
+  if (!c10::memoryProfilingEnabled()) return;
+  c10::reportMemoryUsageToProfiler(data, change, static_cast<size_t>(allocated),
+                                   static_cast<size_t>(allocated), kDevice);
+}
+
 }  // namespace
 
 Heap& heap() {
-  static auto* heap = new Heap(/*capacity=*/0);
+  static auto* heap = new Heap(/*capacity=*/0, &report_to_profiler);
   return *heap;
 }
 

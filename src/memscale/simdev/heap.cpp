@@ -25,7 +25,9 @@ void* Heap::allocate(int64_t bytes) {
   ++total_blocks_;
   total_allocated_ += charged;
   total_requested_ += bytes;
-  return make_block(base, bytes, charged, this);
+  void* data = make_block(base, bytes, charged, this);
+  if (observer_ != nullptr) observer_(data, charged, allocated_.current());
+  return data;
 }
 
 void Heap::release(BlockHeader* block) noexcept {
@@ -35,9 +37,13 @@ void Heap::release(BlockHeader* block) noexcept {
   total_freed_ += block->charged;
   total_requested_freed_ += block->requested;
   const int64_t charged = block->charged;
+  void* data = block + 1;
   block->mark = 0;
   std::free(block->base);
   allocated_.subtract(charged);
+  if (observer_ != nullptr) {
+    observer_(data, -charged, allocated_.current());
+  }
 }
 
 bool Heap::owns(void* data) const noexcept {

@@ -39,7 +39,12 @@ class Heap final : public BlockOwner {
     return (bytes + kRounding - 1) / kRounding * kRounding;
   }
 
-  explicit Heap(int64_t capacity) : capacity_(capacity) {}
+  // Told of every block taken (`change` > 0) and given back (< 0), in charged
+  // bytes, with what is allocated then. Called on the thread that does it.
+  using Observer = void (*)(void* data, int64_t change, int64_t allocated);
+
+  explicit Heap(int64_t capacity, Observer observer = nullptr)
+      : capacity_(capacity), observer_(observer) {}
   Heap(const Heap&) = delete;
   Heap& operator=(const Heap&) = delete;
 
@@ -59,6 +64,7 @@ class Heap final : public BlockOwner {
 
  private:
   std::atomic<int64_t> capacity_;
+  const Observer observer_;
   ByteCounter allocated_;
   ByteCounter requested_;
   ByteCounter blocks_;

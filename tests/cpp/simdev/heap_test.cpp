@@ -86,6 +86,20 @@ TEST(Heap, ResizesOnlyWhileEmpty) {
   EXPECT_EQ(heap.capacity(), 4096);
 }
 
+TEST(Heap, TellsItsObserver) {
+  static std::vector<int64_t> seen;
+  Heap heap(1 << 20, [](void*, int64_t change, int64_t allocated) {
+    seen.insert(seen.end(), {change, allocated});
+  });
+  void* one = heap.allocate(1);
+  void* two = heap.allocate(600);
+  release(one);
+  release(two);
+  const std::vector<int64_t> expected{512,  512,  1024,  1536,
+                                      -512, 1024, -1024, 0};
+  EXPECT_EQ(seen, expected);
+}
+
 TEST(Heap, PeakResetsToWhatIsHeld) {
   Heap heap(1 << 20);
   void* kept = heap.allocate(512);
