@@ -42,7 +42,7 @@ def test_dropout_rounds_as_the_cpu_does(dtype: torch.dtype, sim: torch.device) -
     for p in (0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.55, 0.7, 0.85, 0.95):
         results = []
         for device in ("cpu", "sim"):
-            leaf = x.to(device).requires_grad_()
+            leaf = x.clone().to(device).requires_grad_()
             torch.manual_seed(0)
             out = nn.functional.dropout(leaf, p)
             out.backward(x.to(device))
