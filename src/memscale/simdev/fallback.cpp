@@ -58,11 +58,11 @@ IValue to_host(const c10::OperatorHandle& op, HostCall& call,
   const auto dress = [&](const at::Tensor& tensor) {
     if (tensor.defined() && !tensor.is_privateuseone()) {
       if (may_be_on_host(op, argument)) return call.alias_or_host(tensor);
-      TORCH_CHECK(!is_written(argument),
-                  "Expected all tensors to be on the same device, but found "
-                  "at least two devices, ",
-                  kDevice, " and ", tensor.device(), "! (argument ",
-                  argument.name(), " of ", op.operator_name(), ")");
+      if (is_written(argument)) {
+        refuse_mixed_devices(tensor, " (argument " + argument.name() + " of " +
+                                         c10::toString(op.operator_name()) +
+                                         ")");
+      }
     }
     return call.alias(tensor);
   };

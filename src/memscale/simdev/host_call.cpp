@@ -79,6 +79,13 @@ void match_thread_count() {
 
 }  // namespace
 
+void refuse_mixed_devices(const at::Tensor& other, const std::string& where) {
+  TORCH_CHECK(false,
+              "Expected all tensors to be on the same device, but found at "
+              "least two devices, ",
+              kDevice, " and ", other.device(), "!", where);
+}
+
 HostCall::HostCall()
     : charge_(&device_blocks()),
       no_cpu_autocast_(c10::DispatchKey::AutocastCPU) {
@@ -86,11 +93,9 @@ HostCall::HostCall()
 }
 
 at::Tensor HostCall::alias(const at::Tensor& tensor) {
-  TORCH_CHECK(!tensor.defined() || tensor.is_privateuseone() ||
-                  (tensor.is_cpu() && tensor.dim() == 0),
-              "Expected all tensors to be on the same device, but found at "
-              "least two devices, ",
-              kDevice, " and ", tensor.device(), "!");
+  const bool may_take_part = !tensor.defined() || tensor.is_privateuseone() ||
+                             (tensor.is_cpu() && tensor.dim() == 0);
+  if (!may_take_part) refuse_mixed_devices(tensor);
   return alias_or_host(tensor);
 }
 

@@ -5,6 +5,7 @@
 #include <c10/util/SmallVector.h>
 
 #include <optional>
+#include <string>
 
 #include "memscale/hostmem/host_allocator.h"
 #include "memscale/simdev/device.h"
@@ -65,6 +66,10 @@ class HostCall final {
   c10::SmallVector<Argument, 8> arguments_;
   c10::SmallVector<SharedStorage, 8> storages_;
 };
+
+// torch's error for `other` beside device tensors; `where` may name the place.
+[[noreturn]] void refuse_mixed_devices(const at::Tensor& other,
+                                       const std::string& where = "");
 
 // While alive, what this thread allocates is host scratch that no card would
 // hold in its memory (registers and on-chip memory there).
