@@ -38,6 +38,18 @@ class HardwareError final : public Error {
   using Error::Error;
 };
 
+// A trace is malformed, or a model cannot be traced.
+class TraceError final : public Error {
+ public:
+  using Error::Error;
+};
+
+// A sample input is missing or of a kind that no model takes.
+class InputError final : public Error {
+ public:
+  using Error::Error;
+};
+
 // A plan is malformed or does not belong to the model it is attached to.
 class PlanError final : public Error {
  public:

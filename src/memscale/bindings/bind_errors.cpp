@@ -18,6 +18,8 @@ struct ErrorTypes {
   PyObject* config;
   PyObject* parse;
   PyObject* hardware;
+  PyObject* trace;
+  PyObject* input;
   PyObject* plan;
   PyObject* internal;
 } types;
@@ -41,6 +43,10 @@ void translate(std::exception_ptr pointer) {
     py::set_error(types.parse, error.what());
   } catch (const HardwareError& error) {
     py::set_error(types.hardware, error.what());
+  } catch (const TraceError& error) {
+    py::set_error(types.trace, error.what());
+  } catch (const InputError& error) {
+    py::set_error(types.input, error.what());
   } catch (const PlanError& error) {
     py::set_error(types.plan, error.what());
   } catch (const InternalError& error) {
@@ -65,6 +71,12 @@ void bind_errors(py::module_& m) {
   types.hardware = add_type(m, "HardwareError",
                             "A device is unknown or cannot be described.",
                             py::make_tuple(error));
+  types.trace = add_type(m, "TraceError",
+                         "A trace is malformed, or a model cannot be traced.",
+                         py::make_tuple(error));
+  types.input = add_type(m, "InputError",
+                         "A sample input is missing or not usable.",
+                         py::make_tuple(error, value_error));
   types.plan = add_type(m, "PlanError",
                         "A plan is malformed or belongs to another model.",
                         py::make_tuple(error));

@@ -19,6 +19,12 @@ void bind_errors(pybind11::module_& m);
 // Sizes, configs, hardware, log sink.
 void bind_core(pybind11::module_& m);
 
+// Traces and timelines.
+void bind_trace(pybind11::module_& m);
+
+// What sees a step go by.
+void bind_recorder(pybind11::module_& m);
+
 // What needs libtorch.
 void bind_runtime(pybind11::module_& m);
 

@@ -6,4 +6,6 @@ PYBIND11_MODULE(_C, m) {
   memscale::bind_errors(m);
   memscale::bind_core(m);
   memscale::bind_runtime(m);
+  memscale::bind_trace(m);
+  memscale::bind_recorder(m);
 }

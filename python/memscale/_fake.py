@@ -1,0 +1,220 @@
+"""Fake tensors that know their integers.
+
+A fake tensor has a shape and a device but no values, so code that looks at
+values cannot be traced with it. Most such code looks at small integers: is this
+mask all ones, how long is the longest sequence. Here integer and boolean tensors
+(and floats that are made from nothing else, such as a mask of ones) carry their
+values along, computed beside the fake ones on the CPU. What depends on activations
+or parameters is unknown and raises torch's own error.
+
+One assumption: a single uniform random number is taken to be 0.5. Models draw one
+to skip a layer now and then (layer drop); the trace is of the step that skips none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+    unset_fake_temporarily,
+)
+from torch.utils import _pytree as pytree
+
+__all__ = ["DATA_DEPENDENT_ERRORS", "KnownIntegersMode"]
+
+_aten = torch.ops.aten
+
+# Values are for masks, ids and positions; a larger tensor goes on without.
+_MAX_INTEGERS = 1 << 22
+_MAX_FLOATS = 1 << 16
+
+_INTEGRAL = frozenset(
+    {torch.bool, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8}
+)
+
+# Their integers are whatever memory held.
+_UNINITIALISED = frozenset(
+    {
+        _aten.empty.memory_format,
+        _aten.empty_like.default,
+        _aten.empty_strided.default,
+        _aten.new_empty.default,
+        _aten.new_empty_strided.default,
+        _aten.resize_.default,
+        _aten.set_.source_Storage_storage_offset,
+    }
+)
+
+# What torch raises when a value decides and there is none.
+DATA_DEPENDENT_ERRORS = (DataDependentOutputException, DynamicOutputShapeException)
+
+
+class KnownIntegersMode(FakeTensorMode):
+    """A FakeTensorMode in which integer tensors may have known values."""
+
+    def know(self, fake: FakeTensor, value: torch.Tensor) -> FakeTensor:
+        """Give ``fake`` the values of ``value`` (a CPU tensor that nobody writes)."""
+        if _is_followed(value):
+            fake._memscale_value = value
+        return fake
+
+    def empty(
+        self,
+        shape: Sequence[int],
+        stride: Sequence[int],
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> FakeTensor:
+        """torch.empty_strided in this mode, without the way through it."""
+        with unset_fake_temporarily():
+            meta = torch.empty_strided(shape, stride, dtype=dtype, device="meta")
+            return FakeTensor(self, meta, device)
+
+    # What .item() of an unknown float returns; None: it raises. Set while an
+    # optimizer steps: its arithmetic may read a norm, its allocations do not care.
+    assumed_float: float | None = None
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is _aten._local_scalar_dense.default:
+            value = _value_of(args[0])
+            if value is not None:
+                return value.item()
+            if self.assumed_float is not None and args[0].is_floating_point():
+                return self.assumed_float
+        if func is _aten._grouped_mm.default:
+            with self:
+                return _grouped_mm(*args, **kwargs)
+        if func is _aten.index.Tensor:
+            args = (args[0], [self._as_positions(index) for index in args[1]])
+            args = (args[0], [index for some in args[1] for index in some])
+        try:
+            result = super().__torch_dispatch__(func, types, args, kwargs)
+        except DATA_DEPENDENT_ERRORS:
+            known = _compute(func, args, kwargs)
+            if known is None:
+                raise
+            device = next(a.device for a in args if isinstance(a, FakeTensor))
+            return pytree.tree_map_only(
+                torch.Tensor, lambda value: self._fake_of(value, device), known
+            )
+        if func._schema.is_mutable:
+            _follow_writes(func, args, kwargs)
+        elif isinstance(result, FakeTensor) and _is_followed(result):
+            known = _compute(func, args, kwargs)
+            if known is not None:
+                self.know(result, known)
+        return result
+
+    def _fake_of(self, value: torch.Tensor, device: torch.device) -> FakeTensor:
+        return self.know(
+            self.empty(value.shape, value.stride(), value.dtype, device), value
+        )
+
+    def _as_positions(self, index: Any) -> list[Any]:
+        """A boolean index of known values, as the integer indices it stands for."""
+        if not isinstance(index, FakeTensor) or index.dtype is not torch.bool:
+            return [index]
+        value = _value_of(index)
+        if value is None:
+            return [index]
+        with unset_fake_temporarily():
+            positions = value.nonzero(as_tuple=True)
+        return [self._fake_of(each, index.device) for each in positions]
+
+
+def _is_followed(tensor: torch.Tensor) -> bool:
+    if tensor.dtype in _INTEGRAL:
+        return tensor.numel() <= _MAX_INTEGERS
+    return tensor.dtype.is_floating_point and tensor.numel() <= _MAX_FLOATS
+
+
+def _grouped_mm(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    offs: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """The shape of torch._grouped_mm, whose own fake kernel refuses all but bf16."""
+    if a.dim() == 2 and b.dim() == 2:  # groups split the inner dimension
+        assert offs is not None
+        shape = [offs.numel(), a.shape[0], b.shape[1]]
+    elif a.dim() == 2:
+        shape = [a.shape[0], b.shape[2]]
+    elif b.dim() == 2:
+        shape = [a.shape[1], b.shape[1]]
+    else:
+        shape = [a.shape[0], a.shape[1], b.shape[2]]
+    return torch.empty(shape, dtype=out_dtype or a.dtype, device=a.device)
+
+
+def _value_of(tensor: torch.Tensor) -> torch.Tensor | None:
+    if not isinstance(tensor, FakeTensor):  # torch.tensor(3), on its way in
+        return tensor if tensor.device.type == "cpu" else None
+    value: torch.Tensor | None = getattr(tensor, "_memscale_value", None)
+    # A write that we could not follow leaves the storage, and with it all of its
+    # views, without values.
+    if value is not None and getattr(
+        value.untyped_storage(), "_memscale_stale", False
+    ):
+        return None
+    return value
+
+
+def _follow_writes(
+    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
+    """Do the same writes on the values, or give up those that were written."""
+    if _compute(func, args, kwargs) is not None:
+        return
+    for argument, value in zip(func._schema.arguments, args, strict=False):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            for leaf in pytree.tree_leaves(value):
+                if isinstance(leaf, FakeTensor) and _value_of(leaf) is not None:
+                    leaf._memscale_value.untyped_storage()._memscale_stale = True
+    for value in kwargs.values():  # out=
+        if isinstance(value, FakeTensor) and _value_of(value) is not None:
+            value._memscale_value.untyped_storage()._memscale_stale = True
+
+
+def _compute(
+    func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """``func`` on the known values; None if one is missing or they mean nothing."""
+    if func is _aten.rand.default and list(args[0]) == []:
+        with unset_fake_temporarily():
+            return torch.tensor(0.5)
+    random = torch.Tag.nondeterministic_seeded in func.tags  # type: ignore[attr-defined]
+    if random or func in _UNINITIALISED:
+        return None
+    leaves, spec = pytree.tree_flatten((args, kwargs))
+    values = []
+    for leaf in leaves:
+        if isinstance(leaf, torch.Tensor):
+            value = _value_of(leaf)
+            if value is None:
+                return None
+            values.append(value)
+        elif isinstance(leaf, torch.device):
+            values.append(torch.device("cpu"))
+        else:
+            values.append(leaf)
+    args, kwargs = pytree.tree_unflatten(values, spec)
+    with unset_fake_temporarily():
+        try:
+            return func(*args, **kwargs)
+        except (RuntimeError, IndexError, NotImplementedError):
+            return None  # the CPU has no such kernel: go on without values

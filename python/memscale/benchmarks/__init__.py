@@ -1,0 +1,1 @@
+"""Benchmarks with goals: ``python -m memscale.benchmarks <name>``."""

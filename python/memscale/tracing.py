@@ -1,0 +1,289 @@
+"""A training step as a trace, without running it.
+
+``trace_step`` runs a shell of the model, forward and backward and the optimizer's
+step, once, on fake tensors of the target device. Nothing is allocated, and the
+model, its buffers and gradients, the random state and its config stay as they are.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor, UnsupportedFakeTensorException
+from torch.utils import _pytree as pytree
+
+from memscale import _repeat
+from memscale._C import Recorder, Trace, TraceError
+from memscale._fake import DATA_DEPENDENT_ERRORS, KnownIntegersMode
+from memscale._optimizer_step import OptimizerLike
+from memscale._optimizer_step import trace_step as trace_optimizer_step
+from memscale._shell import Faker, make_shell
+from memscale.inputs import Call, LossFn, find_loss
+from memscale.layers import find_layers
+
+__all__ = ["CannotTrace", "TracedStep", "trace_step"]
+
+_log = logging.getLogger("memscale")
+
+
+class CannotTrace(TraceError):
+    """Fake tensors do not suffice for this model: it must be recorded for real."""
+
+
+@dataclass(frozen=True)
+class TracedStep:
+    """A trace, and what it is a trace of."""
+
+    trace: Trace
+    device: torch.device
+    loss: str  # where it came from
+    method: str  # "static" or "recorded"
+
+
+def trace_step(
+    model: nn.Module,
+    call: Call,
+    device: torch.device,
+    *,
+    loss_fn: LossFn | None = None,
+    optimizer: OptimizerLike = "adamw",
+) -> TracedStep:
+    """Trace a training step of ``model`` as it would run on ``device``.
+
+    Raises CannotTrace if values that fake tensors do not have decide what runs, and
+    the model's own error if the model does not accept the call.
+    """
+    tracer = _StaticTracer(model, call, device, loss_fn, optimizer)
+    try:
+        return tracer.trace(repeat=True)
+    except _repeat.NotRepeatable as why:
+        _log.debug("layers that look equal are traced one by one: %s", why)
+        return tracer.trace(repeat=False)
+
+
+class _StaticTracer:
+    def __init__(
+        self,
+        model: nn.Module,
+        call: Call,
+        device: torch.device,
+        loss_fn: LossFn | None,
+        optimizer: OptimizerLike,
+    ) -> None:
+        self.model = model
+        self.call = call
+        self.device = device
+        self.loss_fn = loss_fn
+        self.optimizer = optimizer
+
+    def trace(self, repeat: bool, saves: bool = True) -> TracedStep:
+        mode = KnownIntegersMode()
+        faker = Faker(mode, self.device)
+        shell = make_shell(self.model, faker)
+        # A model that is not in training mode is about to be.
+        if not shell.training:
+            shell.train()
+        fake_of = {p: faker.tensor(p) for p in self.model.parameters()}
+        for buffer in self.model.buffers():
+            _know(mode, faker.tensor(buffer), buffer)
+        call = self.call.map_tensors(lambda t: _know(mode, faker.tensor(t), t))
+        loss_fn = self.loss_fn
+        if isinstance(loss_fn, nn.Module):
+            loss_fn = make_shell(loss_fn, faker)
+        recorder = Recorder(self.device, FakeTensor)
+        try:
+            return self._run(
+                mode, shell, fake_of, call, loss_fn, recorder, repeat, saves
+            )
+        except RuntimeError as error:
+            if saves and "saved tensor hooks" in str(error):
+                # torch.func refuses to work while somebody watches saved tensors.
+                return self.trace(repeat, saves=False)
+            raise
+
+    def _run(
+        self,
+        mode: KnownIntegersMode,
+        shell: nn.Module,
+        fake_of: dict[nn.Parameter, torch.Tensor],
+        call: Call,
+        loss_fn: LossFn | None,
+        recorder: Recorder,
+        repeat: bool,
+        saves: bool,
+    ) -> TracedStep:
+        hooks = (recorder.save, _unpack) if saves else None
+        rows = observe_layers(shell, recorder, mode if repeat else None, hooks)
+        for tensor in call.tensors():
+            recorder.add_resident(tensor, "inputs")
+        if not saves:
+            recorder.set_saves_unknown()
+            recorder.add_note("saved tensors are unknown: the model uses torch.func")
+        with ExitStack() as stack:
+            stack.enter_context(_fakes_pass_for_real())
+            stack.enter_context(torch.random.fork_rng(devices=[]))
+            stack.enter_context(mode)
+            recorder.start()
+            stack.callback(recorder.stop)
+            loss, source = _forward(shell, call, loss_fn, hooks)
+            if loss is not None:
+                recorder.set_phase("backward")
+                with _explained(self.call):
+                    loss.backward()
+                loss = None
+                for row in rows:
+                    row.check()
+                for parameter in fake_of.values():
+                    if parameter.grad is not None:
+                        recorder.set_category(parameter.grad, "gradients")
+                recorder.set_phase("optimizer")
+                mode.assumed_float = 1.0
+                trace_optimizer_step(recorder, self.optimizer, fake_of)
+        return TracedStep(recorder.finish(), self.device, source, "static")
+
+
+def _forward(
+    shell: nn.Module, call: Call, loss_fn: LossFn | None, hooks: Any
+) -> tuple[Any, str]:
+    # A function of its own: nothing but the loss outlives the forward.
+    with ExitStack() as stack:
+        if hooks is not None:
+            stack.enter_context(torch.autograd.graph.saved_tensors_hooks(*hooks))
+        with _explained(call):
+            return find_loss(call.run(shell), call, loss_fn)
+
+
+def _unpack(handle: Any) -> torch.Tensor:
+    tensor: torch.Tensor = handle.tensor
+    return tensor
+
+
+def _know(
+    mode: KnownIntegersMode, fake: torch.Tensor, real: torch.Tensor
+) -> torch.Tensor:
+    """Give an integer fake the values of the real tensor, if it has any."""
+    if real.is_meta or real.dtype.is_floating_point or real.is_complex():
+        return fake
+    if isinstance(real, FakeTensor) or not isinstance(fake, FakeTensor):
+        return fake
+    return mode.know(fake, real.detach().cpu().clone())
+
+
+@contextmanager
+def _explained(call: Call) -> Iterator[None]:
+    """Errors of the model say what it was called with; errors of fakes, that."""
+    try:
+        yield
+    except (_repeat.NotRepeatable, TraceError):
+        raise
+    except (*DATA_DEPENDENT_ERRORS, UnsupportedFakeTensorException) as error:
+        raise CannotTrace(
+            f"values decide what the model does ({type(error).__name__}: {error})"
+        ) from error
+    except Exception as error:
+        if "NotRepeatable" in str(error):  # from a device thread, as text
+            raise _repeat.NotRepeatable(str(error)) from error
+        error.add_note(f"memscale called the model with {call}")
+        raise
+
+
+@contextmanager
+def _fakes_pass_for_real() -> Iterator[None]:
+    """Hugging Face's models take another way when they see a fake tensor.
+
+    They do so because a fake one has no values to look at; ours have.
+    """
+    try:
+        from transformers.utils import import_utils
+    except ImportError:
+        yield
+        return
+    if not hasattr(import_utils, "is_fake_tensor"):
+        yield
+        return
+    original = import_utils.is_fake_tensor
+    import_utils.is_fake_tensor = lambda x: False
+    try:
+        yield
+    finally:
+        import_utils.is_fake_tensor = original
+
+
+def observe_layers(
+    model: nn.Module,
+    recorder: Recorder,
+    mode: KnownIntegersMode | None = None,
+    hooks: Any = None,
+) -> list[_repeat.Row]:
+    """Tell the recorder of each layer's parameters, and when its forward runs.
+
+    With a ``mode``, rows of equal layers are repeated.
+    """
+    layers = find_layers(model)
+    ids = {name: recorder.add_layer(name) for name in layers.modules}
+    blocks = layers.blocks
+    for name, module in layers.modules.items():
+        # A block's member owns all that is in it, others only what is their own.
+        recurse = name in blocks
+        for parameter in module.parameters(recurse=recurse):
+            recorder.add_resident(parameter, "parameters", ids[name])
+        for buffer in module.buffers(recurse=recurse):
+            recorder.add_resident(buffer, "buffers", ids[name])
+    for tensor in model.parameters():
+        recorder.add_resident(tensor, "parameters")
+    rows = []
+    in_row: dict[str, tuple[_repeat.Row, int]] = {}
+    for names in layers.rows if mode is not None else []:
+        members = [layers.modules[name] for name in names]
+        for group in _repeat.equal_groups(members):
+            if len(group) < _repeat.SHORTEST_ROW:
+                continue
+            row = _repeat.Row(
+                recorder,
+                mode,
+                [members[i] for i in group],
+                [ids[names[i]] for i in group],
+                group,
+                hooks,
+            )
+            rows.append(row)
+            in_row.update(
+                (names[i], (row, place)) for place, i in enumerate(group)
+            )
+    for name, module in layers.modules.items():
+        _observe(module, recorder, ids[name], *in_row.get(name, (None, 0)))
+    return rows
+
+
+def _observe(
+    module: nn.Module,
+    recorder: Recorder,
+    layer: int,
+    row: _repeat.Row | None,
+    place: int,
+) -> None:
+    forward = module.forward
+
+    @functools.wraps(forward)
+    def observed(*args: Any, **kwargs: Any) -> Any:
+        recorder.enter_layer(layer)
+        try:
+            if row is not None:
+                return row.call(place, forward, args, kwargs)
+            return forward(*args, **kwargs)
+        finally:
+            recorder.leave_layer()
+
+    module.forward = observed  # type: ignore[method-assign]
+
+
+def tensor_leaves(tree: Any) -> list[torch.Tensor]:
+    leaves = pytree.tree_leaves(tree)
+    return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]

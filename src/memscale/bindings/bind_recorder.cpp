@@ -1,0 +1,122 @@
+#include <pybind11/stl.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <cstddef>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "memscale/base/enum_names.h"
+#include "memscale/bindings/bindings.h"
+#include "memscale/core/repeat.h"
+#include "memscale/core/trace.h"
+#include "memscale/runtime/recorder.h"
+
+namespace py = pybind11;
+
+namespace memscale {
+namespace {
+
+// Set by the first Recorder; torch has one such type.
+PyTypeObject* fake_tensor_type = nullptr;
+
+bool is_fake(const c10::TensorImpl& impl) {
+  const PyObject* object = impl.pyobj_slot()->load_pyobj();
+  return object != nullptr && Py_TYPE(object) == fake_tensor_type;
+}
+
+// A saved tensor, held as autograd would hold it; tells the recorder when it
+// is let go.
+class SaveHandle final {
+ public:
+  SaveHandle(std::shared_ptr<Recorder> recorder, at::Tensor tensor)
+      : recorder_(std::move(recorder)),
+        save_(recorder_->save(tensor)),
+        tensor_(std::move(tensor)) {}
+  ~SaveHandle() {
+    tensor_ = at::Tensor();
+    recorder_->release(save_);
+  }
+  SaveHandle(const SaveHandle&) = delete;
+  SaveHandle& operator=(const SaveHandle&) = delete;
+
+  const at::Tensor& tensor() const { return tensor_; }
+
+ private:
+  std::shared_ptr<Recorder> recorder_;
+  std::size_t save_;
+  at::Tensor tensor_;
+};
+
+LayerId layer_id(std::optional<std::size_t> index) {
+  return index ? LayerId(*index) : LayerId();
+}
+
+using Tensors = std::vector<at::Tensor>;
+
+// None is a tensor that there is not.
+Tensors or_undefined(const std::vector<std::optional<at::Tensor>>& tensors) {
+  Tensors defined;
+  for (const auto& tensor : tensors) {
+    defined.push_back(tensor.value_or(at::Tensor()));
+  }
+  return defined;
+}
+
+}  // namespace
+
+void bind_recorder(py::module_& m) {
+  py::class_<SaveHandle>(m, "SaveHandle")
+      .def_property_readonly("tensor", &SaveHandle::tensor);
+  py::class_<LayerCall>(m, "LayerCall");
+
+  py::class_<Recorder, std::shared_ptr<Recorder>>(m, "Recorder")
+      .def(py::init([](c10::Device device, const py::type& fake_tensor) {
+             fake_tensor_type = reinterpret_cast<PyTypeObject*>(fake_tensor.ptr());
+             return Recorder::make(device, &is_fake);
+           }),
+           py::arg("device"), py::arg("fake_tensor"))
+      .def("start", &Recorder::start)
+      .def("stop", &Recorder::stop)
+      .def("pause", &Recorder::pause)
+      .def("resume", &Recorder::resume)
+      .def("add_layer", [](Recorder& r, std::string name) { return r.add_layer(std::move(name)).index(); })
+      .def("add_resident", [](Recorder& r, const at::Tensor& tensor, std::string_view category, std::optional<std::size_t> layer) {
+        r.add_resident(tensor, from_string<Category>(category), layer_id(layer));
+      }, py::arg("tensor"), py::arg("category"), py::arg("layer") = py::none())
+      .def("enter_layer", [](Recorder& r, std::size_t layer) { r.enter_layer(LayerId(layer)); })
+      .def("leave_layer", &Recorder::leave_layer)
+      .def("set_phase", [](Recorder& r, std::string_view phase) { r.set_phase(from_string<Phase>(phase)); })
+      .def("set_category", [](Recorder& r, const at::Tensor& tensor, std::string_view category) {
+        r.set_category(tensor, from_string<Category>(category));
+      })
+      .def("set_state", &Recorder::set_state)
+      .def("set_copies", &Recorder::set_copies)
+      .def("set_saves_unknown", &Recorder::set_saves_unknown)
+      .def("add_note", &Recorder::add_note)
+      .def("save", [](std::shared_ptr<Recorder> r, at::Tensor tensor) {
+        return std::make_unique<SaveHandle>(std::move(r), std::move(tensor));
+      })
+      .def("begin_call", [](Recorder& r, std::size_t layer, const Tensors& parameters, const Tensors& inputs) {
+        return r.begin_call(LayerId(layer), parameters, inputs);
+      })
+      .def("end_call", &Recorder::end_call)
+      .def("find_backward", [](Recorder& r, LayerCall& call, const std::vector<std::optional<at::Tensor>>& gradients) {
+        r.find_backward(call, or_undefined(gradients));
+      })
+      .def("repeat_forward", [](Recorder& r, const LayerCall& model, std::size_t layer, const Tensors& parameters, const Tensors& inputs) {
+        return r.repeat_forward(model, LayerId(layer), parameters, inputs);
+      })
+      .def("place_of", &Recorder::place_of)
+      .def("bind_result", &Recorder::bind_result)
+      .def("repeat_backward", &Recorder::repeat_backward)
+      .def("bind_gradient", &Recorder::bind_gradient)
+      .def("close_repeat", &Recorder::close_repeat)
+      .def("difference", &Recorder::difference)
+      .def("finish", &Recorder::finish);
+}
+
+}  // namespace memscale

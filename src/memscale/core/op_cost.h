@@ -1,0 +1,39 @@
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+#include "memscale/base/bytes.h"
+#include "memscale/core/trace.h"
+
+namespace memscale {
+
+struct OpCost {
+  std::int64_t flops = 0;  // multiply and add are two
+  Bytes moved;             // all inputs read and all outputs written, once each
+
+  bool operator==(const OpCost&) const = default;
+};
+
+// What a call of the op costs, from the sizes of its tensors alone; `op` need
+// not be in the trace, only its values. A view costs nothing.
+//
+// Counted exactly: matrix products, convolutions, attention, recurrent layers,
+// forward and backward; biases, softmax and masks are left out, and attention
+// counts every pair (whether it was causal, a trace does not say). Any other op
+// is one flop for each element of its largest output. Numbers beyond int64 are
+// held at its maximum.
+//
+// Note [Transposed convolutions]
+// Whether a convolution is transposed is an argument that a trace lacks. Its
+// weight tells: (out, in / groups, ...) of a plain one, (in, out / groups, ...)
+// of a transposed one. Where both readings fit, in = out channels, the one that
+// enlarges is taken for transposed. Where the sizes are equal as well, both
+// cost the same. So only a plain convolution with more padding than its kernel
+// needs, or a transposed one that shrinks, can be mistaken.
+OpCost op_cost(const Trace& trace, const Op& op);
+
+// Bytes of one element, by torch's name of the dtype; 0 if it is not known.
+std::int64_t itemsize_of(std::string_view dtype);
+
+}  // namespace memscale

@@ -1,0 +1,325 @@
+#include "memscale/core/repeat.h"
+
+#include <algorithm>
+#include <unordered_map>
+#include <utility>
+
+#include "memscale/base/error.h"
+
+namespace memscale {
+namespace {
+
+// How the ids of one layer call are those of another: by their place in the
+// section, parameter list, or inputs that they belong to. What belongs to
+// neither is the same for all layers.
+class Renaming {
+ public:
+  Renaming(const LayerCall& from, const LayerCall& to) : from_(from), to_(to) {}
+
+  std::size_t op(std::size_t id) const {
+    if (from_.backward && from_.backward->ops.contains(id) && to_.backward) {
+      return shift(id, from_.backward->ops, to_.backward->ops);
+    }
+    return shift(id, from_.forward.ops, to_.forward.ops);
+  }
+
+  StorageId storage(StorageId id) const {
+    if (!id.valid()) return id;
+    const std::size_t index = id.index();
+    if (from_.forward.storages.contains(index)) {
+      return StorageId(
+          shift(index, from_.forward.storages, to_.forward.storages));
+    }
+    if (from_.backward && from_.backward->storages.contains(index)) {
+      return StorageId(
+          shift(index, from_.backward->storages, to_.backward->storages));
+    }
+    if (id == from_.gradient_in) return to_.gradient_in;
+    if (const auto to = by_place(id, from_.inputs, to_.inputs)) return *to;
+    if (const auto to = by_place(id, from_.parameters, to_.parameters)) {
+      return *to;
+    }
+    return id;
+  }
+
+ private:
+  static std::size_t shift(std::size_t id, const IdRange& from,
+                           const IdRange& to) {
+    return from.contains(id) ? id - from.begin + to.begin : id;
+  }
+  static std::optional<StorageId> by_place(StorageId id,
+                                           const std::vector<StorageId>& from,
+                                           const std::vector<StorageId>& to) {
+    const auto found = std::ranges::find(from, id);
+    if (found == from.end()) return std::nullopt;
+    const auto place = static_cast<std::size_t>(found - from.begin());
+    if (place >= to.size()) return std::nullopt;
+    return to[place];
+  }
+
+  const LayerCall& from_;
+  const LayerCall& to_;
+};
+
+// Appends copies of a section's ops, storages, values and saves; what happens
+// to the copies after the section is left open.
+Section append(TraceBuilder& builder, const Section& model,
+               const LayerCall& from, LayerCall& to, bool backward) {
+  Trace& trace = builder.mutable_trace();
+  Section copy;
+  copy.ops = {trace.ops.size(), trace.ops.size() + model.ops.size()};
+  copy.storages = {trace.storages.size(),
+                   trace.storages.size() + model.storages.size()};
+  copy.saves = {trace.saves.size(), trace.saves.size() + model.saves.size()};
+  (backward ? to.backward.emplace() : to.forward) = copy;
+  const Renaming renamed(from, to);
+
+  for (std::size_t i = model.storages.begin; i < model.storages.end; ++i) {
+    Storage storage = trace.storages[i];
+    storage.layer = to.layer;
+    storage.category = Category::Transient;  // told apart at the end
+    if (storage.born.valid()) {
+      storage.born = OpId(renamed.op(storage.born.index()));
+    }
+    if (storage.freed.valid()) {
+      storage.freed = model.ops.contains(storage.freed.index())
+                          ? OpId(renamed.op(storage.freed.index()))
+                          : OpId();
+    }
+    trace.storages.push_back(storage);
+  }
+
+  std::unordered_map<ValueId, ValueId> values;
+  const std::size_t first_value = trace.values.size();
+  const auto value = [&](ValueId id) {
+    const StorageId storage = renamed.storage(trace.at(id).storage);
+    if (storage == trace.at(id).storage && storage.valid()) return id;
+    const auto [entry, is_new] =
+        values.try_emplace(id, ValueId(trace.values.size()));
+    if (is_new) {
+      Value copied = trace.at(id);
+      copied.storage = storage;
+      trace.values.push_back(std::move(copied));
+    }
+    return entry->second;
+  };
+  for (std::size_t i = model.ops.begin; i < model.ops.end; ++i) {
+    Op op = trace.ops[i];
+    op.layer = to.layer;
+    if (op.forward.valid()) op.forward = OpId(renamed.op(op.forward.index()));
+    std::ranges::transform(op.inputs, op.inputs.begin(), value);
+    std::ranges::transform(op.outputs, op.outputs.begin(), value);
+    trace.ops.push_back(std::move(op));
+  }
+  for (std::size_t i = model.saves.begin; i < model.saves.end; ++i) {
+    trace.saves.push_back({.op = OpId(renamed.op(trace.saves[i].op.index())),
+                           .value = value(trace.saves[i].value)});
+  }
+  copy.values = {first_value, trace.values.size()};
+  (backward ? *to.backward : to.forward).values = copy.values;
+  builder.index_values_from(first_value);
+  return copy;
+}
+
+std::string place(const Trace& trace, std::size_t op) {
+  return str("op ", op, " (", trace.ops[op].name, ")");
+}
+
+// What makes two values alike but for their storage.
+bool alike(const Value& a, const Value& b) {
+  return a.dtype == b.dtype && a.sizes == b.sizes && a.strides == b.strides &&
+         a.offset == b.offset;
+}
+
+std::optional<std::string> section_difference(const Trace& trace,
+                                              const Section& a,
+                                              const Section& b,
+                                              const Renaming& renamed) {
+  if (a.ops.size() != b.ops.size() || a.storages.size() != b.storages.size() ||
+      a.saves.size() != b.saves.size()) {
+    return str(a.ops.size(), " ops, ", a.storages.size(), " storages and ",
+               a.saves.size(), " saves against ", b.ops.size(), ", ",
+               b.storages.size(), " and ", b.saves.size());
+  }
+  const auto same_values = [&](const std::vector<ValueId>& from,
+                               const std::vector<ValueId>& to) {
+    return std::ranges::equal(from, to, [&](ValueId x, ValueId y) {
+      return alike(trace.at(x), trace.at(y)) &&
+             renamed.storage(trace.at(x).storage) == trace.at(y).storage;
+    });
+  };
+  for (std::size_t i = 0; i < a.ops.size(); ++i) {
+    const Op& x = trace.ops[a.ops.begin + i];
+    const Op& y = trace.ops[b.ops.begin + i];
+    if (x.name != y.name || !same_values(x.inputs, y.inputs) ||
+        !same_values(x.outputs, y.outputs)) {
+      return str(place(trace, a.ops.begin + i), " against ",
+                 place(trace, b.ops.begin + i));
+    }
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+void repeat_forward(TraceBuilder& builder, const LayerCall& model,
+                    LayerCall& next) {
+  append(builder, model.forward, model, next, false);
+}
+
+void find_backward(const Trace& trace, LayerCall& call) {
+  const std::size_t none = trace.ops.size();
+  std::size_t begin = none;
+  std::size_t end = none;
+  for (std::size_t i = call.forward.ops.end; i < trace.ops.size(); ++i) {
+    const Op& op = trace.ops[i];
+    if (op.phase != Phase::Backward || op.layer != call.layer) continue;
+    if (begin == none) begin = i;
+    if (begin != none && end != none && i != end) {
+      throw TraceError(str("the backward of ", trace.at(call.layer).name,
+                           " is not in one piece"));
+    }
+    end = i + 1;
+  }
+  if (begin == none) {
+    throw TraceError(str(trace.at(call.layer).name, " has no backward"));
+  }
+  Section section;
+  section.ops = {begin, end};
+  const auto born_in = [&](const Storage& storage) {
+    return storage.born.valid() && section.ops.contains(storage.born.index());
+  };
+  const auto first = std::ranges::find_if(trace.storages, born_in);
+  const auto last = std::find_if_not(first, trace.storages.end(), born_in);
+  section.storages = {
+      static_cast<std::size_t>(first - trace.storages.begin()),
+      static_cast<std::size_t>(last - trace.storages.begin())};
+
+  // Besides what it made itself and what exists anyway, it takes one gradient.
+  call.gradient_in = StorageId();
+  for (std::size_t i = begin; i < end; ++i) {
+    for (const ValueId value : trace.ops[i].inputs) {
+      const StorageId id = trace.at(value).storage;
+      if (!id.valid() || section.storages.contains(id.index())) continue;
+      const Storage& storage = trace.at(id);
+      if (!storage.born.valid() ||
+          trace.at(storage.born).phase != Phase::Backward) {
+        continue;
+      }
+      if (call.gradient_in.valid() && call.gradient_in != id) {
+        throw TraceError(str("the backward of ", trace.at(call.layer).name,
+                             " takes more than one gradient"));
+      }
+      call.gradient_in = id;
+    }
+  }
+  if (!call.gradient_in.valid()) {
+    throw TraceError(
+        str("the backward of ", trace.at(call.layer).name, " takes no gradient"));
+  }
+  call.gradient_out = StorageId();
+  for (std::size_t i = section.storages.begin; i < section.storages.end; ++i) {
+    const Storage& storage = trace.storages[i];
+    const bool survives =
+        !storage.freed.valid() || storage.freed.index() >= end;
+    const StorageId id(i);
+    const auto& kept = call.parameter_gradients;
+    if (!survives || std::ranges::find(kept, id) != kept.end()) continue;
+    if (call.gradient_out.valid()) {
+      throw TraceError(str("the backward of ", trace.at(call.layer).name,
+                           " gives more than one gradient"));
+    }
+    call.gradient_out = id;
+  }
+  if (!call.gradient_out.valid()) call.gradient_out = call.gradient_in;
+  call.backward = section;
+}
+
+std::vector<LastNeed> repeat_backward(TraceBuilder& builder,
+                                      const LayerCall& model, LayerCall& next,
+                                      StorageId gradient_in) {
+  next.gradient_in = gradient_in;
+  append(builder, *model.backward, model, next, true);
+  const Renaming renamed(model, next);
+  Trace& trace = builder.mutable_trace();
+  const IdRange& ops = model.backward->ops;
+  const auto moved = [&](OpId op) { return OpId(renamed.op(op.index())); };
+
+  // What the forward left for the backward.
+  for (std::size_t i = 0; i < model.forward.storages.size(); ++i) {
+    const OpId freed = trace.storages[model.forward.storages.begin + i].freed;
+    if (freed.valid() && ops.contains(freed.index())) {
+      trace.storages[next.forward.storages.begin + i].freed = moved(freed);
+    }
+  }
+  for (std::size_t i = 0; i < model.forward.saves.size(); ++i) {
+    const OpId released = trace.saves[model.forward.saves.begin + i].released;
+    if (released.valid() && ops.contains(released.index())) {
+      trace.saves[next.forward.saves.begin + i].released = moved(released);
+    }
+  }
+  std::vector<LastNeed> needs;
+  const auto need = [&](StorageId from, StorageId to) {
+    const OpId freed = trace.at(from).freed;
+    if (!freed.valid() || !ops.contains(freed.index())) return;
+    if (trace.at(to).freed.valid()) {
+      throw TraceError(str("an input of ", trace.at(next.layer).name,
+                           " is gone before its backward"));
+    }
+    needs.push_back({to, moved(freed)});
+  };
+  need(model.gradient_in, gradient_in);
+  for (std::size_t i = 0; i < model.inputs.size(); ++i) {
+    if (model.inputs[i].valid()) need(model.inputs[i], next.inputs[i]);
+  }
+  next.gradient_out = renamed.storage(model.gradient_out);
+  next.parameter_gradients.clear();
+  for (const StorageId id : model.parameter_gradients) {
+    next.parameter_gradients.push_back(renamed.storage(id));
+    if (id.valid()) {
+      builder.set_category(next.parameter_gradients.back(), Category::Gradient);
+    }
+  }
+  return needs;
+}
+
+void close_repeat(TraceBuilder& builder, const LayerCall& model,
+                  const LayerCall& copy) {
+  Trace& trace = builder.mutable_trace();
+  const auto close = [&](const Section& from, const Section& to) {
+    for (std::size_t i = 0; i < from.storages.size(); ++i) {
+      const OpId freed = trace.storages[from.storages.begin + i].freed;
+      OpId& copied = trace.storages[to.storages.begin + i].freed;
+      if (!copied.valid() && freed.valid()) copied = freed;
+    }
+  };
+  close(model.forward, copy.forward);
+}
+
+std::optional<std::string> difference(const Trace& trace, const LayerCall& a,
+                                      const LayerCall& b) {
+  const Renaming renamed(a, b);
+  if (const auto found =
+          section_difference(trace, a.forward, b.forward, renamed)) {
+    return "forward: " + *found;
+  }
+  if (!a.backward || !b.backward) return std::nullopt;
+  if (const auto found =
+          section_difference(trace, *a.backward, *b.backward, renamed)) {
+    return "backward: " + *found;
+  }
+  // Held as long: the forward's storages, relative to the backward.
+  for (std::size_t i = 0; i < a.forward.storages.size(); ++i) {
+    const OpId x = trace.storages[a.forward.storages.begin + i].freed;
+    const OpId y = trace.storages[b.forward.storages.begin + i].freed;
+    const bool x_inside = x.valid() && a.backward->ops.contains(x.index());
+    const bool y_inside = y.valid() && b.backward->ops.contains(y.index());
+    if (x_inside != y_inside ||
+        (x_inside && renamed.op(x.index()) != y.index())) {
+      return str("storage ", i, " of the layer is held for another time");
+    }
+  }
+  return std::nullopt;
+}
+
+}  // namespace memscale

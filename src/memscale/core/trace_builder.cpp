@@ -1,0 +1,188 @@
+#include "memscale/core/trace_builder.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "memscale/base/error.h"
+
+namespace memscale {
+
+LayerId TraceBuilder::add_layer(std::string name) {
+  const LayerId id(trace_.layers.size());
+  trace_.layers.push_back({std::move(name), 0});
+  return id;
+}
+
+StorageId TraceBuilder::add_resident(Bytes bytes, Place place,
+                                     Category category, LayerId layer) {
+  const StorageId id(trace_.storages.size());
+  trace_.storages.push_back({.bytes = bytes,
+                             .place = place,
+                             .category = category,
+                             .layer = layer});
+  return id;
+}
+
+StorageId TraceBuilder::add_storage(Bytes bytes, Place place) {
+  const StorageId id(trace_.storages.size());
+  trace_.storages.push_back(
+      {.bytes = bytes, .place = place, .layer = layer_, .born = last_op()});
+  return id;
+}
+
+ValueId TraceBuilder::add_value(Value value) {
+  if (!value.storage.valid()) {
+    trace_.values.push_back(std::move(value));
+    return ValueId(trace_.values.size() - 1);
+  }
+  const std::size_t storage = value.storage.index();
+  if (versions_.size() <= storage) versions_.resize(storage + 1);
+  if (views_.size() <= storage) views_.resize(storage + 1);
+  value.version = versions_[storage];
+  // The newest views are the likeliest.
+  auto& views = views_[storage];
+  for (auto id = views.rbegin(); id != views.rend(); ++id) {
+    if (trace_.at(*id) == value) return *id;
+  }
+  trace_.values.push_back(std::move(value));
+  views.emplace_back(trace_.values.size() - 1);
+  return views.back();
+}
+
+void TraceBuilder::index_values_from(std::size_t first_value) {
+  for (std::size_t i = first_value; i < trace_.values.size(); ++i) {
+    const StorageId id = trace_.values[i].storage;
+    if (!id.valid()) continue;
+    if (versions_.size() <= id.index()) versions_.resize(id.index() + 1);
+    if (views_.size() <= id.index()) views_.resize(id.index() + 1);
+    auto& version = versions_[id.index()];
+    version = std::max(version, trace_.values[i].version);
+    views_[id.index()].emplace_back(i);
+  }
+}
+
+OpId TraceBuilder::begin_op(Op op) {
+  if (running_) throw InternalError(str(op.name, " begins inside another op"));
+  op.phase = phase_;
+  op.layer = layer_;
+  trace_.ops.push_back(std::move(op));
+  running_ = true;
+  return last_op();
+}
+
+void TraceBuilder::end_op(std::vector<ValueId> outputs) {
+  if (!running_) throw InternalError("an op ends that did not begin");
+  trace_.ops.back().outputs = std::move(outputs);
+  running_ = false;
+}
+
+void TraceBuilder::cancel_op() {
+  if (!running_) throw InternalError("an op is cancelled that did not begin");
+  trace_.ops.pop_back();
+  running_ = false;
+}
+
+OpId TraceBuilder::last_op() const {
+  return trace_.ops.empty() ? OpId() : OpId(trace_.ops.size() - 1);
+}
+
+void TraceBuilder::bump_version(StorageId storage) {
+  if (versions_.size() <= storage.index()) {
+    versions_.resize(storage.index() + 1);
+  }
+  ++versions_[storage.index()];
+}
+
+void TraceBuilder::grow(StorageId storage, Bytes bytes) {
+  Bytes& held = trace_.storages.at(storage.index()).bytes;
+  held = std::max(held, bytes);
+}
+
+void TraceBuilder::free(StorageId storage, OpId after) {
+  Storage& freed = trace_.storages.at(storage.index());
+  // A save may be let go twice: by the tensor and by what stood for it.
+  if (freed.freed.valid()) return;
+  freed.freed = after.valid() ? after : last_op();
+  if (freed.born.valid() && freed.freed < freed.born) freed.freed = freed.born;
+}
+
+std::size_t TraceBuilder::add_save(ValueId value) {
+  trace_.saves.push_back({.op = last_op(), .value = value});
+  return trace_.saves.size() - 1;
+}
+
+void TraceBuilder::release_save(std::size_t save) {
+  OpId& released = trace_.saves.at(save).released;
+  if (!released.valid()) released = last_op();
+}
+
+void TraceBuilder::set_category(StorageId storage, Category category) {
+  trace_.storages.at(storage.index()).category = category;
+}
+
+void TraceBuilder::set_copies(StorageId storage, std::int64_t copies) {
+  copies_[storage] = copies;
+}
+
+void TraceBuilder::make_state(StorageId storage, std::int64_t copies) {
+  Storage& state = trace_.storages.at(storage.index());
+  state.category = Category::OptimizerState;
+  state.count = copies;
+  state.born = OpId();
+  state.freed = OpId();
+  copies_[storage] = copies;
+}
+
+void TraceBuilder::add_note(std::string note) {
+  if (std::ranges::find(trace_.notes, note) == trace_.notes.end()) {
+    trace_.notes.push_back(std::move(note));
+  }
+}
+
+// A loop over parameters needs its temporaries once; an op over a list of them
+// has one for each alive at the same time.
+void TraceBuilder::multiply_foreach_temporaries() {
+  for (std::size_t i = 0; i < trace_.ops.size(); ++i) {
+    const Op& op = trace_.ops[i];
+    if (op.phase != Phase::Optimizer || !op.name.starts_with("aten::_foreach_")) {
+      continue;
+    }
+    const std::size_t pairs = std::min(op.inputs.size(), op.outputs.size());
+    for (std::size_t k = 0; k < pairs; ++k) {
+      const auto source = copies_.find(trace_.at(op.inputs[k]).storage);
+      const StorageId made = trace_.at(op.outputs[k]).storage;
+      if (source == copies_.end() || !made.valid()) continue;
+      Storage& storage = trace_.storages.at(made.index());
+      if (storage.born != OpId(i)) continue;
+      storage.count = source->second;
+      copies_[made] = source->second;
+    }
+  }
+}
+
+void TraceBuilder::tell_activations() {
+  const auto backward = std::ranges::find_if(
+      trace_.ops, [](const Op& op) { return op.phase != Phase::Forward; });
+  const OpId first_backward(
+      static_cast<std::size_t>(backward - trace_.ops.begin()));
+  for (Storage& storage : trace_.storages) {
+    if (storage.category != Category::Transient || !storage.born.valid()) {
+      continue;
+    }
+    // An invalid id compares after every valid one.
+    if (storage.born < first_backward && storage.freed >= first_backward) {
+      storage.category = Category::Activation;
+    }
+  }
+}
+
+Trace TraceBuilder::finish() {
+  multiply_foreach_temporaries();
+  tell_activations();
+  Trace trace = std::move(trace_);
+  *this = TraceBuilder();
+  trace.check();
+  return trace;
+}
+
+}  // namespace memscale

@@ -1,0 +1,87 @@
+#pragma once
+
+#include <cstddef>
+#include <optional>
+#include <span>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "memscale/base/bytes.h"
+#include "memscale/base/ids.h"
+#include "memscale/core/trace.h"
+
+namespace memscale {
+
+// Writes a Trace as a step goes by: what exists before it, then ops in order,
+// and between them frees, saves and releases. Not thread-safe: the recorder
+// holds a lock.
+class TraceBuilder final {
+ public:
+  LayerId add_layer(std::string name);
+
+  // Bytes that are there before the step.
+  StorageId add_resident(Bytes bytes, Place place, Category category,
+                         LayerId layer);
+  // Bytes made by the op that is running, or by the last one that did.
+  StorageId add_storage(Bytes bytes, Place place);
+  // The id of an equal value, or of a new one. `version` is set here.
+  ValueId add_value(Value value);
+
+  // Ops do not nest. The layer and phase are those set below.
+  OpId begin_op(Op op);
+  void end_op(std::vector<ValueId> outputs);
+  // The running op was not one to record. It must have made nothing.
+  void cancel_op();
+  bool op_is_running() const { return running_; }
+  // The op that runs or ran last; invalid before the first.
+  OpId last_op() const;
+
+  // A write into the storage: later values of it are of a new version.
+  void bump_version(StorageId storage);
+  // The storage is this large now (resize_, out=).
+  void grow(StorageId storage, Bytes bytes);
+
+  // No tensor holds the storage any more. `after`: the last op that needed it,
+  // if that is known better than "the last one that ran".
+  void free(StorageId storage, OpId after = {});
+
+  // The gradient of the op that runs (or ran last) needs the value.
+  std::size_t add_save(ValueId value);
+  void release_save(std::size_t save);
+
+  void set_phase(Phase phase) { phase_ = phase; }
+  Phase phase() const { return phase_; }
+  void set_layer(LayerId layer) { layer_ = layer; }
+  LayerId layer() const { return layer_; }
+  void set_category(StorageId storage, Category category);
+  // The storage's parameter stands for so many alike in the optimizer's step.
+  void set_copies(StorageId storage, std::int64_t copies);
+  // Optimizer state of such a parameter: there before the step, and after.
+  void make_state(StorageId storage, std::int64_t copies);
+  void add_note(std::string note);
+  void set_saves_unknown() { trace_.saves_known = false; }
+
+  const Trace& trace() const { return trace_; }
+  // For core/repeat.cpp, which appends whole layers.
+  Trace& mutable_trace() { return trace_; }
+  void index_values_from(std::size_t first_value);
+
+  // The trace, with activations told from transients. The builder is empty
+  // afterwards.
+  Trace finish();
+
+ private:
+  void multiply_foreach_temporaries();
+  void tell_activations();
+
+  Trace trace_;
+  Phase phase_ = Phase::Forward;
+  LayerId layer_;
+  bool running_ = false;
+  std::vector<std::uint32_t> versions_;               // by storage
+  std::vector<std::vector<ValueId>> views_;           // by storage
+  std::unordered_map<StorageId, std::int64_t> copies_;
+};
+
+}  // namespace memscale

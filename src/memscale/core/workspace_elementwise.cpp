@@ -1,0 +1,102 @@
+#include <algorithm>
+
+#include "memscale/core/workspace_impl.h"
+
+// Elementwise ops and copies: TensorIterator casts operands to one dtype.
+
+namespace memscale::scratch {
+namespace {
+
+// As torch promotes: bool < integer < floating < complex.
+Dtype promoted(const Dtype& a, const Dtype& b) {
+  if (a.kind != b.kind) return a.kind > b.kind ? a : b;
+  if (a.bytes != b.bytes) return a.bytes > b.bytes ? a : b;
+  // bfloat16 with float16
+  return a != b && a.kind == Kind::Floating ? *find_dtype("float32") : a;
+}
+
+// The dtype that torch computes in: tensors before 0-dim tensors.
+Dtype common_dtype(std::span<const Tensor> tensors) {
+  std::optional<Dtype> best;
+  for (const Tensor& t : tensors) {
+    if (t.dim() > 0) best = best ? promoted(*best, t.dtype()) : t.dtype();
+  }
+  for (const Tensor& t : tensors) {
+    if (t.dim() == 0 && (!best || t.dtype().kind > best->kind)) {
+      best = t.dtype();
+    }
+  }
+  return best.value_or(*find_dtype("float32"));
+}
+
+Int cast(const Tensor& t, const Dtype& to) {
+  return t.dtype() == to ? 0 : t.numel() * to.bytes;
+}
+
+Int casts(std::span<const Tensor> tensors, const Dtype& to) {
+  Int total = 0;
+  for (const Tensor& t : tensors) total += cast(t, to);
+  return total;
+}
+
+Int elementwise_bytes(const Call& call, std::span<const Tensor> operands) {
+  if (operands.empty() || call.out.empty()) return 0;
+  const Tensor& out = call.out[0];
+  const Dtype inputs = common_dtype(operands);
+  // In place, the result is computed in a copy of the target and then cast.
+  if (call.mutates) return casts(operands, inputs) + cast(out, inputs);
+  // A scalar may have promoted the result; a comparison's result is bool.
+  const bool compares = out.dtype().kind == Kind::Bool;
+  return casts(operands, compares ? inputs : out.dtype());
+}
+
+// A transposing copy of a matrix goes through a tile of 60 x 60 elements
+// (copy_same_type_transpose_).
+Int transposing_tile(const Tensor& from) {
+  constexpr Int kTile = 3600;
+  const bool transposes = from.dim() == 2 && from.numel() >= kTile &&
+                          from.stride(0) == 1 && from.stride(1) > 1;
+  return transposes ? kTile * from.element() : 0;
+}
+
+}  // namespace
+
+Result elementwise(const Call& call) {
+  return elementwise_bytes(call, call.in);
+}
+
+// One of the operands is a mask, which is not cast.
+Result elementwise_masked(const Call& call) {
+  std::vector<Tensor> operands;
+  for (const Tensor& t : call.in) {
+    if (t.dtype().kind != Kind::Bool) operands.push_back(t);
+  }
+  return elementwise_bytes(call, operands);
+}
+
+// Tensor by tensor; the largest cast counts. Copies cast as they go.
+Result foreach_cast(const Call& call) {
+  if (call.name.starts_with("_foreach_copy")) return 0;
+  const Dtype common = common_dtype(call.in);
+  Int largest = 0;
+  for (const Tensor& t : call.in) largest = std::max(largest, cast(t, common));
+  return largest;
+}
+
+Result complex_magnitude(const Call& call) {
+  const Tensor& in = call.in.at(0);
+  return in.dtype().kind == Kind::Complex ? in.bytes() : 0;
+}
+
+Result copy(const Call& call) {
+  const Tensor& to = call.out.at(0);
+  const Tensor& from = call.in.at(call.in.size() - 1);
+  const bool plain = to.contiguous() && to.dtype() == from.dtype();
+  return plain ? transposing_tile(from) : 0;
+}
+
+Result select_backward(const Call& call) {
+  return transposing_tile(call.in.at(0));
+}
+
+}  // namespace memscale::scratch

@@ -1,0 +1,158 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "memscale/core/trace.h"
+
+// What the formulas of workspace.cpp share. They are measured op by op, see
+// tests/cpp/core/workspace_test.cpp; names in their comments are those of
+// torch's sources.
+
+namespace memscale::scratch {
+
+using Int = std::int64_t;
+using Result = std::optional<Int>;  // bytes; nothing: unknown
+
+constexpr Int kFloat = 4;  // bytes; half precision is summed in float32
+constexpr Int kPage = 4096;
+
+constexpr Int div_up(Int a, Int b) { return (a + b - 1) / b; }
+constexpr Int up(Int a, Int multiple) { return div_up(a, multiple) * multiple; }
+
+enum class Kind : std::uint8_t { Bool, Integer, Floating, Complex };
+
+struct Dtype {
+  std::string_view name;
+  Int bytes;
+  Kind kind;
+
+  bool operator==(const Dtype& other) const { return name == other.name; }
+};
+
+// Null: not in the table.
+const Dtype* find_dtype(std::string_view name);
+
+// A value with the questions that formulas ask.
+class Tensor final {
+ public:
+  explicit Tensor(const Value& value)
+      : value_(&value), dtype_(find_dtype(value.dtype)) {}
+
+  // If not, nothing else may be asked.
+  bool known() const {
+    return dtype_ && value_->sizes.size() == value_->strides.size();
+  }
+  const Dtype& dtype() const { return *dtype_; }
+  Int element() const { return dtype_->bytes; }
+  bool half() const {
+    return dtype_->kind == Kind::Floating && dtype_->bytes <= 2;
+  }
+  std::span<const Int> sizes() const { return value_->sizes; }
+  Int dim() const { return static_cast<Int>(value_->sizes.size()); }
+  // Counted from the end if negative. Throws std::out_of_range.
+  Int size(Int d) const { return value_->sizes.at(place(d)); }
+  Int stride(Int d) const { return value_->strides.at(place(d)); }
+  // Of the sizes from `first` on.
+  Int product(Int first) const;
+  Int numel() const { return product(0); }
+  Int bytes() const { return numel() * element(); }
+
+  bool contiguous() const;
+  // NHWC or NDHWC; as torch, true as well of shapes where both are the same.
+  bool channels_last() const;
+  bool dense() const { return contiguous() || channels_last(); }
+  // What contiguous() allocates.
+  Int contiguous_copy() const { return contiguous() ? 0 : bytes(); }
+  Int dense_copy() const { return dense() ? 0 : bytes(); }
+
+ private:
+  std::size_t place(Int d) const {
+    return static_cast<std::size_t>(d < 0 ? d + dim() : d);
+  }
+
+  const Value* value_;
+  const Dtype* dtype_;
+};
+
+struct Call {
+  std::string_view name;  // without its namespace
+  std::vector<Tensor> in, out;
+  bool mutates = false;
+  Int threads = 1;
+};
+
+// Nothing if a tensor is not known.
+std::optional<Call> call_of(const Trace& trace, const Op& op, int num_threads);
+
+// Formulas may throw std::out_of_range: fewer tensors or dimensions than the
+// op's schema has.
+using Formula = Result (*)(const Call&);
+
+// workspace_elementwise.cpp: casts and copies
+Result elementwise(const Call& call);
+Result elementwise_masked(const Call& call);
+Result foreach_cast(const Call& call);
+Result complex_magnitude(const Call& call);
+Result copy(const Call& call);
+Result select_backward(const Call& call);
+
+// workspace_reductions.cpp: sums, losses, normalisation
+Result accumulation(const Call& call);
+Result sum(const Call& call);
+Result mean(const Call& call);
+Result norm(const Call& call);
+Result kthvalue(const Call& call);
+Result safe_softmax(const Call& call);
+Result elementwise_loss(const Call& call);
+Result resized_loss(const Call& call);
+Result bce_with_logits(const Call& call);
+Result layer_norm_backward(const Call& call);
+Result batch_norm(const Call& call);
+Result batch_norm_backward(const Call& call);
+
+// workspace_matmul.cpp
+Result mm(const Call& call);
+Result addmm(const Call& call);
+Result euclidean_distance(const Call& call);
+
+// workspace_indexing.cpp
+Result index(const Call& call);
+Result index_put(const Call& call);
+Result gather_scatter(const Call& call);
+Result scatter_reduce(const Call& call);
+Result masked_select(const Call& call);
+Result embedding_bag_backward(const Call& call);
+
+// workspace_images.cpp
+Result im2col(const Call& call);
+Result upsample_nearest(const Call& call);
+Result upsample_linear(const Call& call);
+Result upsample_cubic(const Call& call);
+Result upsample_nearest_2d(const Call& call);
+Result upsample_linear_2d(const Call& call);
+Result upsample_antialias(const Call& call);
+Result upsample_antialias_backward(const Call& call);
+Result affine_grid(const Call& call);
+Result max_pool_backward(const Call& call);
+
+// workspace_convolution.cpp
+Result convolution(const Call& call);
+Result convolution_backward(const Call& call);
+
+// workspace_attention.cpp
+Result flash(const Call& call);
+Result flash_backward(const Call& call);
+Result device_attention_backward(const Call& call);
+
+// workspace_recurrent.cpp
+Result lstm(const Call& call);
+Result lstm_backward(const Call& call);
+Result lstm_cell(const Call& call);
+Result lstm_cell_backward(const Call& call);
+
+}  // namespace memscale::scratch

@@ -1,0 +1,108 @@
+#include <algorithm>
+#include <stdexcept>
+
+#include "memscale/core/workspace.h"
+#include "memscale/core/workspace_impl.h"
+
+// Recurrent layers: oneDNN's LSTM and the simulated device's cells.
+
+namespace memscale {
+namespace scratch {
+namespace {
+
+constexpr Int kBook = 568;  // oneDNN's registry of a scratchpad
+
+Int pages(Int elements) { return up(elements * kFloat, kPage); }
+
+// oneDNN's get_good_ld: whole cache lines, but no multiple of 1 KiB.
+Int padded_row(Int elements) {
+  const Int lines = up(elements, 16);
+  return lines % 256 == 0 ? lines + 16 : lines;
+}
+
+// One layer in float32: input (steps, batch, features).
+struct Lstm {
+  Int steps, batch, features, hidden;
+  explicit Lstm(const Call& call)
+      : steps(call.in.at(0).size(0)),
+        batch(call.in.at(0).size(1)),
+        features(call.in.at(0).size(2)),
+        hidden(call.in.at(2).size(1)) {}
+
+  Int weights() const {
+    return (features + hidden) * padded_row(4 * hidden) * kFloat;
+  }
+  Int gates() const { return pages(steps * batch * padded_row(4 * hidden)); }
+  Int state() const { return pages(batch * padded_row(hidden)); }
+  Int bias() const { return 4 * hidden * kFloat; }
+
+  // What forward keeps for backward, one area after the other.
+  Int reserve() const {
+    const Int states = (steps + 1) * batch;  // the initial one included
+    const Int layer = padded_row(std::max(features, hidden));
+    return pages(2 * states * layer) +               // h of layer and iteration
+           pages(4 * states * layer) +               // their gradients
+           pages(steps * batch * 4 * hidden) +       // gates
+           pages(2 * states * padded_row(hidden)) +  // c
+           pages(2 * states * hidden) +              // its gradient
+           pages(steps * batch * hidden);            // the grid of cells
+  }
+};
+
+bool in_float32(const Call& call) {
+  return call.in.at(0).dtype().name == "float32";
+}
+
+// Without gradients a layer returns no workspace for backward, and takes
+// another scratch. (A fake tensor's workspace is empty: its size says nothing.)
+bool trains(const Call& call) { return call.out.size() == 4; }
+
+}  // namespace
+
+Result lstm(const Call& call) {
+  if (!trains(call) || !in_float32(call)) return {};
+  const Lstm layer(call);
+  return layer.weights() + layer.gates() + 2 * layer.state() + layer.bias() +
+         kPage + kBook;
+}
+
+Result lstm_backward(const Call& call) {
+  if (!in_float32(call)) return {};
+  const Lstm layer(call);
+  Int copies = 0;
+  for (const Tensor& tensor : call.in) copies += tensor.contiguous_copy();
+  // Weights are taken as they are unless their rows are to be padded.
+  for (const Int row : {layer.features, layer.hidden}) {
+    if (padded_row(row) != row) {
+      copies += 4 * layer.hidden * padded_row(row) * kFloat;
+    }
+  }
+  return layer.weights() + layer.gates() + 4 * layer.state() + copies + kPage +
+         kBook;
+}
+
+Result lstm_cell(const Call& call) { return call.in.at(0).bytes() * 3 / 2; }
+Result lstm_cell_backward(const Call& call) {
+  return call.out.at(0).bytes() * 9 / 2 + kPage;
+}
+
+}  // namespace scratch
+
+std::optional<Bytes> lstm_reserve(const Trace& trace, const Op& op) {
+  if (op.name != "aten::mkldnn_rnn_layer" &&
+      !op.name.starts_with("aten::mkldnn_rnn_layer.")) {
+    return std::nullopt;
+  }
+  const auto call = scratch::call_of(trace, op, 1);
+  // at() throws where the op has fewer tensors or dimensions.
+  try {
+    if (!call || !scratch::trains(*call) || !scratch::in_float32(*call)) {
+      return std::nullopt;
+    }
+    return Bytes(scratch::Lstm(*call).reserve());
+  } catch (const std::out_of_range&) {
+    return std::nullopt;
+  }
+}
+
+}  // namespace memscale

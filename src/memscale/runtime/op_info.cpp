@@ -1,0 +1,62 @@
+#include "memscale/runtime/op_info.h"
+
+#include <ATen/core/enum_tag.h>
+#include <ATen/core/function_schema.h>
+
+#include <memory>
+#include <shared_mutex>
+#include <string_view>
+#include <unordered_map>
+#include <utility>
+
+namespace memscale {
+namespace {
+
+std::unique_ptr<const OpInfo> make_op_info(const c10::OperatorHandle& handle) {
+  const c10::FunctionSchema& schema = handle.schema();
+  const std::string& overload = schema.overload_name();
+  auto info = std::make_unique<OpInfo>(OpInfo{
+      .name = overload.empty() ? schema.name() : schema.name() + "." + overload,
+      .random = handle.hasTag(at::Tag::nondeterministic_seeded),
+      .mutates = schema.is_mutable(),
+      .opaque = !schema.name().starts_with("aten::"),
+      .ignored = schema.name().starts_with("profiler::"),
+      .written = {},
+      .handle = handle});
+  for (std::size_t i = 0; i < schema.arguments().size(); ++i) {
+    const auto* alias = schema.arguments()[i].alias_info();
+    if (alias != nullptr && alias->isWrite()) info->written.push_back(i);
+  }
+  return info;
+}
+
+}  // namespace
+
+bool OpInfo::decomposes(c10::DispatchKey backend) const {
+  return handle.hasKernelForDispatchKey(
+             c10::DispatchKey::CompositeImplicitAutograd) &&
+         !handle.hasKernelForDispatchKey(backend);
+}
+
+const OpInfo* find_op_info(const at::RecordFunction& fn) {
+  // Keyed by the address of the schema's name, which is stable and its own for
+  // each overload; names that are not of a schema are never entered.
+  static std::shared_mutex mutex;
+  static auto& table =
+      *new std::unordered_map<const char*, std::unique_ptr<const OpInfo>>();
+  {
+    const std::shared_lock lock(mutex);
+    const auto found = table.find(fn.name());
+    if (found != table.end()) return found->second.get();
+  }
+  const auto name = fn.operator_name();
+  if (!name) return nullptr;
+  const auto handle = c10::Dispatcher::singleton().findOp(*name);
+  if (!handle || !handle->hasSchema()) return nullptr;
+  const std::unique_lock lock(mutex);
+  auto& entry = table[fn.name()];
+  if (entry == nullptr) entry = make_op_info(*handle);
+  return entry.get();
+}
+
+}  // namespace memscale

@@ -1,0 +1,32 @@
+#pragma once
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/record_function.h>
+#include <c10/core/DispatchKeySet.h>
+
+#include <cstddef>
+#include <string>
+#include <vector>
+
+namespace memscale {
+
+// What the dispatcher knows of an operator, looked up once.
+struct OpInfo {
+  std::string name;  // "aten::add.Tensor"
+  bool random = false;
+  bool mutates = false;
+  bool opaque = false;  // not one of torch's own
+  bool ignored = false;  // bookkeeping of profilers
+  std::vector<std::size_t> written;  // arguments that the schema says it writes
+  c10::OperatorHandle handle;
+
+  // Whether calls on this backend decompose before autograd sees them.
+  bool decomposes(c10::DispatchKey backend) const;
+};
+
+// The operator that a RecordFunction is about; nullptr if it is not one (a
+// backward node, a custom Function, a user's range). Thread-safe; the result
+// lives for ever.
+const OpInfo* find_op_info(const at::RecordFunction& fn);
+
+}  // namespace memscale

@@ -1,0 +1,183 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/record_function.h>
+#include <c10/core/Device.h>
+#include <c10/core/StorageImpl.h>
+#include <c10/util/ThreadLocalDebugInfo.h>
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+#include <thread>
+#include <unordered_map>
+#include <vector>
+
+#include "memscale/core/repeat.h"
+#include "memscale/core/trace.h"
+#include "memscale/core/trace_builder.h"
+
+namespace memscale {
+
+struct OpInfo;
+
+// Sees every op of a step, real or fake, and writes it into a core::Trace.
+//
+// Between start() and stop() it observes the calling thread and the threads on
+// which autograd continues its work (torch hands thread-local observers on).
+// Other threads are not seen; two threads may each have a recorder of their
+// own. It reads metadata only: no op is called from a callback, and on fake
+// tensors nothing enters Python. Methods may be called from any thread.
+//
+// Note [Leaf ops]
+// Recorded is the outermost call that autograd differentiates as one: not a
+// CompositeImplicitAutograd op (it decomposes into such calls), not an op
+// that autocast or functorch is about to rewrite, not an op on a wrapper
+// subclass (its __torch_dispatch__ calls the real ones), and nothing that runs
+// inside a recorded op.
+//
+// Note [When a storage dies]
+// Nothing tells us: before each op the recorder looks, through weak pointers,
+// at every storage that may have died since the last one. Storages that a save
+// holds are not looked at; a SaveHandle reports its own end. So few are left
+// to look at, and a storage's address is never taken for another's.
+class Recorder final : public c10::DebugInfoBase,
+                       public std::enable_shared_from_this<Recorder> {
+ public:
+  // Whether a tensor that has a Python subclass is a fake one, to be recorded
+  // as if it were real. Called without the GIL; must not throw.
+  using IsFake = bool (*)(const c10::TensorImpl&);
+
+  static std::shared_ptr<Recorder> make(c10::Device device, IsFake is_fake);
+  ~Recorder() override;
+
+  // Observe this thread from now on. stop() must come from the same thread,
+  // in reverse order if recorders nest.
+  void start();
+  void stop();
+
+  // ---- what the caller knows and the dispatcher does not ----
+  LayerId add_layer(std::string name);
+  // A tensor that exists before the step.
+  void add_resident(const at::Tensor& tensor, Category category, LayerId layer);
+  void enter_layer(LayerId layer);
+  void leave_layer();
+  void set_phase(Phase phase);
+  void set_category(const at::Tensor& tensor, Category category);
+  // ---- the optimizer's step, on one parameter of each kind ----
+  // This parameter (or its gradient) stands for so many alike.
+  void set_copies(const at::Tensor& tensor, std::int64_t copies);
+  // A tensor that the optimizer made and keeps for a parameter that stands for
+  // so many: there before the step as well.
+  void set_state(const at::Tensor& tensor, std::int64_t copies);
+  void add_note(std::string note);
+  void set_saves_unknown();
+
+  // While paused, ops of any thread go unrecorded (our own, on fake tensors).
+  void pause() { ++paused_; }
+  void resume() { --paused_; }
+
+  // ---- saves ----
+  std::size_t save(const at::Tensor& tensor);
+  void release(std::size_t save);
+
+  // ---- equal layers: see core/repeat.h ----
+  // A call that is traced: between begin and end, its forward.
+  LayerCall begin_call(LayerId layer, const std::vector<at::Tensor>& parameters,
+                       const std::vector<at::Tensor>& inputs);
+  void end_call(LayerCall& call);
+  // After its backward. Gradients by parameter; undefined: it has none.
+  void find_backward(LayerCall& call, const std::vector<at::Tensor>& gradients);
+  // A call that is copied. Tensors that stand for its results are bound to
+  // them: the place-th storage that the forward made.
+  LayerCall repeat_forward(const LayerCall& model, LayerId layer,
+                           const std::vector<at::Tensor>& parameters,
+                           const std::vector<at::Tensor>& inputs);
+  std::optional<std::size_t> place_of(const LayerCall& call,
+                                      const at::Tensor& tensor);
+  void bind_result(const LayerCall& call, std::size_t place,
+                   const at::Tensor& tensor);
+  void repeat_backward(const LayerCall& model, LayerCall& call,
+                       const at::Tensor& gradient);
+  void bind_gradient(const LayerCall& call, const at::Tensor& gradient);
+  void close_repeat(const LayerCall& model, const LayerCall& call);
+  std::optional<std::string> difference(const LayerCall& a, const LayerCall& b);
+
+  // The trace so far, finished. The recorder must be stopped.
+  Trace finish();
+
+ private:
+  struct OpContext;
+  struct Watched {
+    c10::weak_intrusive_ptr<c10::StorageImpl> impl;
+    StorageId storage;
+  };
+  // What stands behind one StorageId at run time.
+  struct Holders {
+    std::uint32_t impls = 0;  // watched StorageImpls bound to it
+    std::uint32_t saves = 0;  // pending
+    OpId last_needed;         // see TraceBuilder::free
+  };
+
+  Recorder(c10::Device device, IsFake is_fake);
+
+  static std::unique_ptr<at::ObserverContext> on_start(
+      const at::RecordFunction& fn);
+  static void on_end(const at::RecordFunction& fn,
+                     at::ObserverContext* context);
+
+  bool is_leaf(const OpInfo& info, const at::RecordFunction& fn) const;
+  void begin_op(const OpInfo& info, const at::RecordFunction& fn,
+                OpContext& context);
+  void end_op(const at::RecordFunction& fn, OpContext& context);
+  void cancel_op();
+  void begin_node(std::int64_t sequence_number);
+
+  StorageId storage_id(const c10::TensorImpl& tensor);
+  ValueId value_id(const at::Tensor& tensor);
+  std::vector<ValueId> value_ids(std::span<const c10::IValue> values);
+  void watch(c10::StorageImpl* impl, StorageId storage);
+  void find_dead();
+  void maybe_free(StorageId storage);
+  void unpin(StorageId storage);  // one save fewer
+  Holders& holders(StorageId storage);
+  bool accumulates_in_place(const at::RecordFunction& fn) const;
+  LayerCall new_call(LayerId layer, const std::vector<at::Tensor>& parameters,
+                     const std::vector<at::Tensor>& inputs);
+  void bind(const at::Tensor& tensor, StorageId storage);
+
+  const c10::Device device_;
+  const c10::DispatchKey backend_key_;
+  const c10::DispatchKey autocast_key_;
+  const IsFake is_fake_;
+  std::mutex mutex_;
+  TraceBuilder builder_;
+  std::atomic<int> paused_{0};
+  std::optional<at::CallbackHandle> handle_;
+
+  std::unordered_map<const c10::StorageImpl*, StorageId> storage_ids_;
+  std::vector<Watched> watched_;
+  std::unordered_map<StorageId, std::vector<Watched>> parked_;  // saved ones
+  std::vector<at::Tensor> residents_;  // so that no address is used again
+  std::vector<Holders> holders_;  // by StorageId
+  std::vector<StorageId> hinted_;  // that have a last_needed
+
+  // Autograd numbers its nodes as it makes them: from these a backward node
+  // finds the layer and the op that made it.
+  struct Numbered {
+    std::uint64_t number;
+    LayerId layer;
+    OpId op;
+  };
+  std::vector<Numbered> numbered_;
+  OpId node_op_;  // that made the backward node which runs or ran last
+  std::thread::id forward_thread_;
+  std::vector<LayerId> layer_stack_;
+};
+
+}  // namespace memscale
