@@ -20,10 +20,13 @@ from memscale._C import (  # noqa: E402
     ConfigError,
     Error,
     HardwareError,
+    InputError,
     ParseError,
     PlanError,
+    TraceError,
 )
 from memscale.config import AsyncOffloadConfig, Config, OptimizationMode  # noqa: E402
+from memscale.estimator import Estimate, estimate  # noqa: E402
 
 __version__ = _version("memscale-open")
 
@@ -32,10 +35,14 @@ __all__ = [
     "Config",
     "ConfigError",
     "Error",
+    "Estimate",
     "HardwareError",
+    "InputError",
     "OptimizationMode",
     "ParseError",
     "PlanError",
+    "TraceError",
+    "estimate",
     "hardware",
     "logs",
     "memory",

@@ -93,17 +93,17 @@ def trace_step(
         if not _steps_one_by_one(stepped):
             everything = [p for p in fake_of.values() if has_gradient(p)]
             _fill_gradients(everything)
-            stepped, copies = make(everything), dict.fromkeys(everything, 1)
-    for parameter, count in copies.items():
-        recorder.set_copies(parameter, count)
+            stepped, copies = make(everything), {p: [p] for p in everything}
+    for parameter, alike in copies.items():
+        recorder.set_stands_for(parameter, alike)
         if parameter.grad is not None:
-            recorder.set_copies(parameter.grad, count)
+            recorder.set_stands_for(parameter.grad, alike)
     with _fakes_count_as_parameters():
         stepped.step()
     for parameter, state in stepped.state.items():
         for leaf in pytree.tree_leaves(state):
             if isinstance(leaf, torch.Tensor):
-                recorder.set_state(leaf, copies.get(parameter, 1))
+                recorder.set_state(leaf, parameter)
 
 
 def _fill_gradients(parameters: list[torch.Tensor]) -> None:
@@ -121,9 +121,9 @@ def _steps_one_by_one(optimizer: torch.optim.Optimizer) -> bool:
 
 def _representatives(
     groups: list[dict[str, Any]],
-) -> tuple[list[dict[str, Any]], dict[torch.Tensor, int]]:
-    """The groups with one parameter of each kind, and how many each stands for."""
-    copies: dict[torch.Tensor, int] = {}
+) -> tuple[list[dict[str, Any]], dict[torch.Tensor, list[torch.Tensor]]]:
+    """The groups with one parameter of each kind, and which it stands for."""
+    copies: dict[torch.Tensor, list[torch.Tensor]] = {}
     reduced = []
     for group in groups:
         first: dict[Any, torch.Tensor] = {}
@@ -131,11 +131,11 @@ def _representatives(
             if not has_gradient(parameter):
                 continue
             kind = (parameter.shape, parameter.stride(), parameter.dtype)
-            count = copies.pop(first[kind], 0) if kind in first else 0
+            alike = copies.pop(first[kind], []) if kind in first else []
             # Of a repeated layer the gradient is known, but there is no tensor.
             if parameter.grad is not None or kind not in first:
                 first[kind] = parameter
-            copies[first[kind]] = count + 1
+            copies[first[kind]] = [*alike, parameter]
         if first:
             reduced.append({**group, "params": list(first.values())})
     return reduced, copies
@@ -143,7 +143,7 @@ def _representatives(
 
 def _fake_twin(
     optimizer: torch.optim.Optimizer, fake_of: dict[nn.Parameter, torch.Tensor]
-) -> tuple[torch.optim.Optimizer, dict[torch.Tensor, int]]:
+) -> tuple[torch.optim.Optimizer, dict[torch.Tensor, list[torch.Tensor]]]:
     """The same optimizer, its settings and code, over fakes and with no state."""
     missing = [
         list(p.shape)
@@ -166,7 +166,7 @@ def _fake_twin(
     if _steps_one_by_one(optimizer):
         groups, copies = _representatives(groups)
     else:
-        copies = {p: 1 for group in groups for p in group["params"]}
+        copies = {p: [p] for group in groups for p in group["params"]}
         _fill_gradients([p for p in copies if has_gradient(p)])
     twin = object.__new__(type(optimizer))
     twin.__dict__.update(optimizer.__dict__)

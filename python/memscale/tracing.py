@@ -129,6 +129,9 @@ class _StaticTracer:
         with ExitStack() as stack:
             stack.enter_context(_fakes_pass_for_real())
             stack.enter_context(torch.random.fork_rng(devices=[]))
+            # In this thread: autograd's device threads may have been started
+            # before the device was loaded, and then there is none for it.
+            stack.enter_context(torch.autograd.set_multithreading_enabled(False))
             stack.enter_context(mode)
             recorder.start()
             stack.callback(recorder.stop)
@@ -188,8 +191,6 @@ def _explained(call: Call) -> Iterator[None]:
             f"values decide what the model does ({type(error).__name__}: {error})"
         ) from error
     except Exception as error:
-        if "NotRepeatable" in str(error):  # from a device thread, as text
-            raise _repeat.NotRepeatable(str(error)) from error
         error.add_note(f"memscale called the model with {call}")
         raise
 

@@ -94,7 +94,7 @@ void bind_recorder(py::module_& m) {
         r.set_category(tensor, from_string<Category>(category));
       })
       .def("set_state", &Recorder::set_state)
-      .def("set_copies", &Recorder::set_copies)
+      .def("set_stands_for", &Recorder::set_stands_for)
       .def("set_saves_unknown", &Recorder::set_saves_unknown)
       .def("add_note", &Recorder::add_note)
       .def("save", [](std::shared_ptr<Recorder> r, at::Tensor tensor) {

@@ -9,6 +9,7 @@
 
 #include "memscale/base/enum_names.h"
 #include "memscale/bindings/bindings.h"
+#include "memscale/core/fit.h"
 #include "memscale/core/timeline.h"
 #include "memscale/core/trace.h"
 #include "memscale/core/trace_json.h"
@@ -98,6 +99,13 @@ void bind_trace(py::module_& m) {
       .def_property_readonly("op", [](const Instant& i) { return i.op.index(); })
       .def_readonly("bytes", &Instant::bytes)
       .def_property_readonly("by_category", [](const Instant& i) { return by_name(i.by_category); });
+
+  py::class_<Fit>(m, "Fit")
+      .def_readonly("fits", &Fit::fits)
+      .def_readonly("needed", &Fit::needed)
+      .def_readonly("reserve", &Fit::reserve)
+      .def_readonly("capacity", &Fit::capacity);
+  m.def("fit", &fit, py::arg("peak"), py::arg("capacity"));
 
   py::class_<Timeline>(m, "Timeline")
       .def(py::init([](const Trace& trace, std::string_view place, Bytes granularity) {

@@ -120,17 +120,28 @@ void TraceBuilder::set_category(StorageId storage, Category category) {
   trace_.storages.at(storage.index()).category = category;
 }
 
-void TraceBuilder::set_copies(StorageId storage, std::int64_t copies) {
-  copies_[storage] = copies;
+void TraceBuilder::set_stands_for(StorageId storage,
+                                  std::vector<StorageId> parameters) {
+  stands_for_[storage] = std::move(parameters);
 }
 
-void TraceBuilder::make_state(StorageId storage, std::int64_t copies) {
-  Storage& state = trace_.storages.at(storage.index());
+void TraceBuilder::make_state(StorageId storage, StorageId parameter) {
+  Storage state = trace_.storages.at(storage.index());
   state.category = Category::OptimizerState;
-  state.count = copies;
   state.born = OpId();
   state.freed = OpId();
-  copies_[storage] = copies;
+  const auto found = stands_for_.find(parameter);
+  const std::vector<StorageId> owners =
+      found == stands_for_.end() ? std::vector{parameter} : found->second;
+  for (std::size_t i = 0; i < owners.size(); ++i) {
+    if (owners[i].valid()) state.layer = trace_.at(owners[i]).layer;
+    if (i == 0) {
+      trace_.storages[storage.index()] = state;
+    } else {
+      trace_.storages.push_back(state);
+    }
+  }
+  stands_for_[storage] = owners;
 }
 
 void TraceBuilder::add_note(std::string note) {
@@ -149,13 +160,13 @@ void TraceBuilder::multiply_foreach_temporaries() {
     }
     const std::size_t pairs = std::min(op.inputs.size(), op.outputs.size());
     for (std::size_t k = 0; k < pairs; ++k) {
-      const auto source = copies_.find(trace_.at(op.inputs[k]).storage);
+      const auto source = stands_for_.find(trace_.at(op.inputs[k]).storage);
       const StorageId made = trace_.at(op.outputs[k]).storage;
-      if (source == copies_.end() || !made.valid()) continue;
+      if (source == stands_for_.end() || !made.valid()) continue;
       Storage& storage = trace_.storages.at(made.index());
       if (storage.born != OpId(i)) continue;
-      storage.count = source->second;
-      copies_[made] = source->second;
+      storage.count = static_cast<std::int64_t>(source->second.size());
+      stands_for_[made] = source->second;
     }
   }
 }

@@ -55,10 +55,12 @@ class TraceBuilder final {
   void set_layer(LayerId layer) { layer_ = layer; }
   LayerId layer() const { return layer_; }
   void set_category(StorageId storage, Category category);
-  // The storage's parameter stands for so many alike in the optimizer's step.
-  void set_copies(StorageId storage, std::int64_t copies);
-  // Optimizer state of such a parameter: there before the step, and after.
-  void make_state(StorageId storage, std::int64_t copies);
+  // In the optimizer's step this storage, of a parameter or its gradient,
+  // stands for one of each of these parameters.
+  void set_stands_for(StorageId storage, std::vector<StorageId> parameters);
+  // What the optimizer made and keeps for `parameter` and those that it stands
+  // for: one each, in their layers, there before the step and after.
+  void make_state(StorageId storage, StorageId parameter);
   void add_note(std::string note);
   void set_saves_unknown() { trace_.saves_known = false; }
 
@@ -81,7 +83,7 @@ class TraceBuilder final {
   bool running_ = false;
   std::vector<std::uint32_t> versions_;               // by storage
   std::vector<std::vector<ValueId>> views_;           // by storage
-  std::unordered_map<StorageId, std::int64_t> copies_;
+  std::unordered_map<StorageId, std::vector<StorageId>> stands_for_;
 };
 
 }  // namespace memscale

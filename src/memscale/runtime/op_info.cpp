@@ -33,9 +33,14 @@ std::unique_ptr<const OpInfo> make_op_info(const c10::OperatorHandle& handle) {
 }  // namespace
 
 bool OpInfo::decomposes(c10::DispatchKey backend) const {
-  return handle.hasKernelForDispatchKey(
-             c10::DispatchKey::CompositeImplicitAutograd) &&
-         !handle.hasKernelForDispatchKey(backend);
+  if (!handle.hasKernelForDispatchKey(
+          c10::DispatchKey::CompositeImplicitAutograd)) {
+    return false;
+  }
+  // A kernel for the backend's autograd is another composite one.
+  return !handle.hasKernelForDispatchKey(backend) ||
+         handle.hasKernelForDispatchKey(
+             c10::getAutogradKeyFromBackend(c10::toBackendComponent(backend)));
 }
 
 const OpInfo* find_op_info(const at::RecordFunction& fn) {

@@ -1,5 +1,6 @@
 #include "memscale/runtime/recorder.h"
 
+#include <ATen/Parallel.h>
 #include <ATen/SequenceNumber.h>
 #include <ATen/autocast_mode.h>
 #include <c10/core/DispatchKeySet.h>
@@ -12,6 +13,7 @@
 #include <utility>
 
 #include "memscale/base/error.h"
+#include "memscale/core/op_facts.h"
 #include "memscale/runtime/op_info.h"
 
 namespace memscale {
@@ -431,16 +433,23 @@ void Recorder::set_category(const at::Tensor& tensor, Category category) {
   if (id.valid()) builder_.set_category(id, category);
 }
 
-void Recorder::set_copies(const at::Tensor& tensor, std::int64_t copies) {
+void Recorder::set_stands_for(const at::Tensor& tensor,
+                              const std::vector<at::Tensor>& parameters) {
   const std::lock_guard lock(mutex_);
+  std::vector<StorageId> ids;
+  for (const at::Tensor& parameter : parameters) {
+    ids.push_back(storage_id(*parameter.unsafeGetTensorImpl()));
+  }
   const StorageId id = storage_id(*tensor.unsafeGetTensorImpl());
-  if (id.valid()) builder_.set_copies(id, copies);
+  if (id.valid()) builder_.set_stands_for(id, std::move(ids));
 }
 
-void Recorder::set_state(const at::Tensor& tensor, std::int64_t copies) {
+void Recorder::set_state(const at::Tensor& tensor,
+                         const at::Tensor& parameter) {
   const std::lock_guard lock(mutex_);
   const StorageId id = storage_id(*tensor.unsafeGetTensorImpl());
-  if (id.valid()) builder_.make_state(id, copies);
+  if (!id.valid()) return;
+  builder_.make_state(id, storage_id(*parameter.unsafeGetTensorImpl()));
 }
 
 void Recorder::add_note(std::string note) {
@@ -481,7 +490,9 @@ Trace Recorder::finish() {
   if (handle_) throw TraceError("stop recording before reading the trace");
   const std::lock_guard lock(mutex_);
   find_dead();
-  return builder_.finish();
+  Trace trace = builder_.finish();
+  add_op_facts(trace, at::get_num_threads());
+  return trace;
 }
 
 }  // namespace memscale

@@ -70,11 +70,12 @@ class Recorder final : public c10::DebugInfoBase,
   void set_phase(Phase phase);
   void set_category(const at::Tensor& tensor, Category category);
   // ---- the optimizer's step, on one parameter of each kind ----
-  // This parameter (or its gradient) stands for so many alike.
-  void set_copies(const at::Tensor& tensor, std::int64_t copies);
-  // A tensor that the optimizer made and keeps for a parameter that stands for
-  // so many: there before the step as well.
-  void set_state(const at::Tensor& tensor, std::int64_t copies);
+  // This parameter (or its gradient) stands for one of each of these.
+  void set_stands_for(const at::Tensor& tensor,
+                      const std::vector<at::Tensor>& parameters);
+  // A tensor that the optimizer made and keeps for this parameter, and for each
+  // that it stands for: there before the step as well.
+  void set_state(const at::Tensor& tensor, const at::Tensor& parameter);
   void add_note(std::string note);
   void set_saves_unknown();
 

@@ -349,6 +349,8 @@ TEST(LstmReserve, IsWhatTheLayerReturnsForBackward) {
   EXPECT_EQ(reserve(33, 5, 100, 40), Bytes(720896));
   EXPECT_EQ(reserve(20, 6, 48, 64), Bytes(491520));
   EXPECT_EQ(reserve(50, 32, 512, 512), Bytes(50638848));
+  EXPECT_EQ(reserve(1, 8, 128, 256), Bytes(225280));
+  EXPECT_EQ(reserve(33, 17, 80, 72), Bytes(2617344));
 }
 
 TEST(LstmReserve, IsUnknownElsewhere) {

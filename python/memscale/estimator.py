@@ -1,0 +1,319 @@
+"""How many bytes a training step will need, and who needs them.
+
+::
+
+    estimate = memscale.estimate(model, batch, optimizer="adamw")
+    print(estimate)                # a table
+    estimate.peak_bytes            # 10_871_635_968
+    estimate.fits("RTX 3090")      # a Fit: fits, needed, reserve, capacity
+
+Nothing is allocated and nothing of the model changes: see memscale.tracing.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import nn
+
+from memscale import hardware, simdev
+from memscale._C import Fit, HardwareError, InputError, Timeline, Trace, TraceError
+from memscale._C import fit as fit_bytes
+from memscale._optimizer_step import OptimizerLike, describe_optimizer
+from memscale.config import Config
+from memscale.inputs import Call, LossFn, build_call, read_call
+from memscale.recording import record_step
+from memscale.report import estimate_text
+from memscale.tracing import CannotTrace, TracedStep, trace_step
+
+__all__ = ["Estimate", "LayerShare", "estimate"]
+
+_log = logging.getLogger("memscale")
+
+# Used where no sample is given and the model says what it takes.
+DEFAULT_BATCH = 1
+DEFAULT_LENGTH = 128
+
+# The caching allocators of accelerators hand out multiples of this.
+_ACCELERATOR_GRANULARITY = 512
+
+
+@dataclass(frozen=True)
+class LayerShare:
+    """What one layer holds at an instant. ``name`` None: outside of all layers."""
+
+    name: str | None
+    bytes: int
+    by_category: dict[str, int]
+
+
+class Estimate:
+    """The predicted memory of one training step on one device. Immutable.
+
+    A step is ``loss = …model(batch)…; loss.backward(); optimizer.step();
+    optimizer.zero_grad()`` once the optimizer has its state. The output is let go
+    before backward: a loop that keeps it in a variable holds that much more.
+    """
+
+    def __init__(self, step: TracedStep, call: Call, optimizer: str, target: str):
+        self._step = step
+        self.inputs = call.source
+        self.call = str(call)
+        self.optimizer = optimizer
+        self.target = target
+
+    # ---- how it was made ----
+
+    @property
+    def trace(self) -> Trace:
+        """Every op of the step."""
+        return self._step.trace
+
+    @property
+    def device(self) -> torch.device:
+        """Whose tensors were traced."""
+        return self._step.device
+
+    @property
+    def loss(self) -> str:
+        """Where the loss came from: the model, ``loss_fn``, or a stand-in."""
+        return self._step.loss
+
+    @property
+    def method(self) -> str:
+        """``"static"`` (fake tensors) or ``"recorded"`` (a real step)."""
+        return self._step.method
+
+    @property
+    def notes(self) -> list[str]:
+        """What is unknown or approximated."""
+        return list(self._step.trace.notes)
+
+    # ---- bytes ----
+
+    @cached_property
+    def timeline(self) -> Timeline:
+        """Bytes on the device, op by op."""
+        granularity = 1 if self.device.type == "cpu" else _ACCELERATOR_GRANULARITY
+        return Timeline(self.trace, "device", granularity)
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most that is held on the device at once."""
+        return self._peak.bytes if self._peak is not None else self.timeline.resident
+
+    @cached_property
+    def host_peak_bytes(self) -> int:
+        """The most that is held on the host beside the device; 0 for the CPU."""
+        timeline = Timeline(self.trace, "host", 1)
+        peak = timeline.peak()
+        return peak.bytes if peak is not None else timeline.resident
+
+    @cached_property
+    def breakdown(self) -> dict[str, int]:
+        """Bytes by category at the peak; they sum to ``peak_bytes``."""
+        return dict(self._peak.by_category) if self._peak is not None else {}
+
+    @cached_property
+    def phases(self) -> dict[str, int]:
+        """The peak of each phase that the step has."""
+        peaks = {
+            phase: self.timeline.peak(phase)
+            for phase in ("forward", "backward", "optimizer")
+        }
+        return {phase: peak.bytes for phase, peak in peaks.items() if peak is not None}
+
+    @property
+    def peak_op(self) -> str | None:
+        """The op during which the peak is reached: "aten::mm"."""
+        return None if self._peak is None else self.trace[self._peak.op].name
+
+    @property
+    def peak_phase(self) -> str | None:
+        return None if self._peak is None else self.trace[self._peak.op].phase
+
+    @property
+    def peak_layer(self) -> str | None:
+        """The layer whose op that is; None: outside of all layers."""
+        return None if self._peak is None else self.trace[self._peak.op].layer
+
+    @cached_property
+    def layers(self) -> list[LayerShare]:
+        """Who holds the peak, most bytes first."""
+        if self._peak is None:
+            return []
+        shares = self.timeline.by_layer(self._peak.op)
+        return [LayerShare(name, size, parts) for name, size, parts in shares]
+
+    @cached_property
+    def _peak(self) -> Any:
+        return self.timeline.peak()
+
+    # ---- use ----
+
+    def fits(self, device: str | hardware.DeviceSpec) -> Fit:
+        """Whether the step fits a card, with room for what the card itself takes."""
+        spec = hardware.find(device) if isinstance(device, str) else device
+        if spec.memory is None:
+            raise HardwareError(f"the memory of {spec.name} is unknown")
+        return fit_bytes(self.peak_bytes, spec.memory)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain numbers and texts, as ``--json`` prints them."""
+        return {
+            "peak_bytes": self.peak_bytes,
+            "host_peak_bytes": self.host_peak_bytes,
+            "breakdown": self.breakdown,
+            "phases": self.phases,
+            "peak": {
+                "phase": self.peak_phase,
+                "op": self.peak_op,
+                "layer": self.peak_layer,
+            },
+            "layers": [
+                {"name": s.name, "bytes": s.bytes, "by_category": s.by_category}
+                for s in self.layers
+            ],
+            "target": self.target,
+            "device": str(self.device),
+            "optimizer": self.optimizer,
+            "inputs": self.inputs,
+            "call": self.call,
+            "loss": self.loss,
+            "method": self.method,
+            "notes": self.notes,
+        }
+
+    def to_json(self) -> str:
+        return json.dumps(self.to_dict(), indent=2)
+
+    def __str__(self) -> str:
+        return estimate_text(self)
+
+    def __repr__(self) -> str:
+        return f"<Estimate peak_bytes={self.peak_bytes} target={self.target!r}>"
+
+
+def estimate(
+    model: nn.Module,
+    sample_input: Any = None,
+    optimizer: OptimizerLike = "adamw",
+    config: Config | None = None,
+    loss_fn: LossFn | None = None,
+    *,
+    device: torch.device | str | hardware.DeviceSpec | None = None,
+    batch: int = DEFAULT_BATCH,
+    length: int = DEFAULT_LENGTH,
+) -> Estimate:
+    """Predict the memory of a training step of ``model`` without running it.
+
+    ``sample_input``: a tensor, a tuple or list of arguments, a dict of keyword
+    arguments, or a batch of your DataLoader; without one it is built from the
+    model's own description, for ``batch`` and ``length``. ``optimizer``: a name of
+    torch.optim in lower case, an optimizer, a function that makes one from
+    parameters, or None. ``loss_fn(output)`` or ``loss_fn(output, target)``; without
+    one the model's own loss, else a stand-in: ``Estimate.loss`` says which.
+    ``device``: a torch device or the name of a card, "RTX 3090"; default: where the
+    model is. For a card that this machine lacks the simulated device's kernels are
+    traced (and its backend is loaded).
+
+    A model whose code depends on values that only a real run has is recorded: one
+    real forward and backward on its own device, with everything restored after
+    (``config.use_empirical_fallback``). Raises InputError, TraceError, HardwareError,
+    or the model's own error if it rejects the sample.
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+    for name, value in (("batch", batch), ("length", length)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise InputError(f"{name} must be a positive integer, got {value!r}")
+    config = config if config is not None else Config()
+    optimizer_name = describe_optimizer(optimizer)
+    target, target_name = find_target(model, device)
+    if sample_input is None:
+        call = build_call(model, batch, length)
+    else:
+        call = read_call(sample_input, loss_fn)
+    step = _trace(model, call, target, config, loss_fn, optimizer)
+    return Estimate(step, call, optimizer_name, target_name)
+
+
+def _trace(
+    model: nn.Module,
+    call: Call,
+    target: torch.device,
+    config: Config,
+    loss_fn: LossFn | None,
+    optimizer: OptimizerLike,
+) -> TracedStep:
+    if config.use_static_profiling:
+        try:
+            return trace_step(
+                model, call, target, loss_fn=loss_fn, optimizer=optimizer
+            )
+        except CannotTrace as error:
+            if not config.use_empirical_fallback:
+                raise
+            _log.warning(
+                "%s is recorded for real, because %s", type(model).__name__, error
+            )
+    elif not config.use_empirical_fallback:
+        raise InputError(
+            "one of use_static_profiling and use_empirical_fallback must be on"
+        )
+    return record_step(model, call, target, loss_fn=loss_fn, optimizer=optimizer)
+
+
+def find_target(
+    model: nn.Module, device: torch.device | str | hardware.DeviceSpec | None
+) -> tuple[torch.device, str]:
+    """The device whose tensors to trace, and what to call it."""
+    if device is None:
+        found = _device_of(model)
+        return found, str(found)
+    if isinstance(device, hardware.DeviceSpec):
+        return _stand_in_device(), device.name
+    try:
+        found = torch.device(device)
+    except RuntimeError:
+        if device == "sim":
+            return simdev.enable(), "sim"
+        return _stand_in_device(), hardware.find(str(device)).name
+    if found.type == "meta":
+        raise InputError("device must be one that computes, got meta")
+    if found.type not in ("cpu", "meta") and found.index is None:
+        found = torch.device(found.type, 0)
+    return found, str(device)
+
+
+def _device_of(model: nn.Module) -> torch.device:
+    devices = {p.device for p in model.parameters()} or {
+        b.device for b in model.buffers()
+    }
+    real = {device for device in devices if device.type != "meta"}
+    if len(real) > 1:
+        raise TraceError(
+            "the model must be on one device, got "
+            + " and ".join(sorted(map(str, real)))
+            + "; pass device= to estimate it on one"
+        )
+    if real:
+        return real.pop()
+    accelerator = torch.accelerator.current_accelerator()
+    if devices and accelerator is not None:
+        return torch.device(accelerator.type, 0)
+    return torch.device("cpu")
+
+
+def _stand_in_device() -> torch.device:
+    """For cards: real CUDA tensors where there are any, else the simulated device."""
+    if torch.cuda.is_available():
+        return torch.device("cuda", 0)
+    if hasattr(torch, "sim"):
+        return torch.device("sim", 0)
+    return simdev.enable()
