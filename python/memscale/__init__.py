@@ -27,6 +27,7 @@ from memscale._C import (  # noqa: E402
 )
 from memscale.config import AsyncOffloadConfig, Config, OptimizationMode  # noqa: E402
 from memscale.estimator import Estimate, estimate  # noqa: E402
+from memscale.first_step import FirstStepEstimate, estimate_at_first_step  # noqa: E402
 
 __version__ = _version("memscale-open")
 
@@ -36,6 +37,7 @@ __all__ = [
     "ConfigError",
     "Error",
     "Estimate",
+    "FirstStepEstimate",
     "HardwareError",
     "InputError",
     "OptimizationMode",
@@ -43,6 +45,7 @@ __all__ = [
     "PlanError",
     "TraceError",
     "estimate",
+    "estimate_at_first_step",
     "hardware",
     "logs",
     "memory",

@@ -76,9 +76,10 @@ class KnownIntegersMode(FakeTensorMode):
             meta = torch.empty_strided(shape, stride, dtype=dtype, device="meta")
             return FakeTensor(self, meta, device)
 
-    # What .item() of an unknown float returns; None: it raises. Set while an
-    # optimizer steps: its arithmetic may read a norm, its allocations do not care.
-    assumed_float: float | None = None
+    # Whether .item() of an unknown value is 1 (False for a bool) rather than an
+    # error. On while an optimizer steps: it may read a norm to scale by or a
+    # tolerance to stop at; what it allocates does not depend on them.
+    assume_values = False
 
     def __torch_dispatch__(
         self,
@@ -92,8 +93,8 @@ class KnownIntegersMode(FakeTensorMode):
             value = _value_of(args[0])
             if value is not None:
                 return value.item()
-            if self.assumed_float is not None and args[0].is_floating_point():
-                return self.assumed_float
+            if self.assume_values:
+                return False if args[0].dtype is torch.bool else 1
         if func is _aten._grouped_mm.default:
             with self:
                 return _grouped_mm(*args, **kwargs)

@@ -98,8 +98,12 @@ def trace_step(
         recorder.set_stands_for(parameter, alike)
         if parameter.grad is not None:
             recorder.set_stands_for(parameter.grad, alike)
+    closure = inspect.signature(stepped.step).parameters.get("closure")
     with _fakes_count_as_parameters():
-        stepped.step()
+        if closure is not None and closure.default is closure.empty:
+            stepped.step(lambda: torch.ones(()))  # LBFGS evaluates the loss itself
+        else:
+            stepped.step()
     for parameter, state in stepped.state.items():
         for leaf in pytree.tree_leaves(state):
             if isinstance(leaf, torch.Tensor):

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from memscale._C import TraceError
 from memscale._fake import KnownIntegersMode
@@ -41,13 +40,6 @@ class Faker:
         return fake
 
     def _make(self, tensor: torch.Tensor) -> torch.Tensor:
-        if is_traceable_wrapper_subclass(tensor):
-            if tensor.device != self.device:
-                raise TraceError(
-                    f"weights of type {type(tensor).__name__} can be traced only on "
-                    f"their own device ({tensor.device}), not for {self.device}"
-                )
-            return self.mode.from_tensor(tensor)
         if tensor.layout is not torch.strided:
             raise TraceError(f"tensors of layout {tensor.layout} cannot be traced")
         fake = self._strided(tensor)
@@ -127,6 +119,14 @@ _ATOMS = (
 )  # fmt: skip
 
 
+def _same_hook(hook: Any, memo: dict[int, Any]) -> Any:
+    """The user's own hook, which is code; a method of a module goes to its shell."""
+    owner = getattr(hook, "__self__", None)
+    if isinstance(hook, types.MethodType) and id(owner) in memo:
+        return types.MethodType(hook.__func__, memo[id(owner)])
+    return hook
+
+
 def _copy_modules(model: nn.Module, memo: dict[int, Any]) -> nn.Module:
     """What copy.deepcopy would make, several times faster.
 
@@ -153,6 +153,10 @@ def _copy_modules(model: nn.Module, memo: dict[int, Any]) -> nn.Module:
                     key: None if part is None else memo[id(part)]
                     for key, part in value.items()
                 }
+            elif name.endswith("_hooks"):
+                copied[name] = type(value)(
+                    (key, _same_hook(hook, memo)) for key, hook in value.items()
+                )
             else:
                 copied[name] = copy.deepcopy(value, memo)
     shell_of_model: nn.Module = memo[id(model)]

@@ -12,6 +12,7 @@ Nothing is allocated and nothing of the model changes: see memscale.tracing.
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 from dataclasses import dataclass
@@ -229,44 +230,60 @@ def estimate(
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+    if isinstance(model, torch.jit.ScriptModule):
+        raise TraceError("a scripted module cannot be traced: pass the original")
+    # What torch.compile made of it (asking for its class would import dynamo): the
+    # module inside is traced; what compiling saves beyond that is not known.
+    model = getattr(model, "_orig_mod", model)
     for name, value in (("batch", batch), ("length", length)):
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise InputError(f"{name} must be a positive integer, got {value!r}")
-    config = config if config is not None else Config()
-    optimizer_name = describe_optimizer(optimizer)
-    target, target_name = find_target(model, device)
+    describe_optimizer(optimizer)  # a bad name is the first error
+    target = find_target(model, device)
     if sample_input is None:
         call = build_call(model, batch, length)
     else:
         call = read_call(sample_input, loss_fn)
-    step = _trace(model, call, target, config, loss_fn, optimizer)
-    return Estimate(step, call, optimizer_name, target_name)
+    return estimate_call(
+        model, call, optimizer, config or Config(), loss_fn, target=target
+    )
 
 
-def _trace(
+def estimate_call(
     model: nn.Module,
     call: Call,
-    target: torch.device,
+    optimizer: OptimizerLike,
     config: Config,
     loss_fn: LossFn | None,
-    optimizer: OptimizerLike,
-) -> TracedStep:
+    *,
+    target: tuple[torch.device, str] | None = None,
+    fallback: bool = True,
+) -> Estimate:
+    """The same for a call that is known; ``fallback`` False: never run the model."""
+    device, name = target or find_target(model, None)
+    fallback = fallback and config.use_empirical_fallback
+    step: TracedStep | None = None
     if config.use_static_profiling:
         try:
-            return trace_step(
-                model, call, target, loss_fn=loss_fn, optimizer=optimizer
-            )
+            step = trace_step(model, call, device, loss_fn=loss_fn, optimizer=optimizer)
         except CannotTrace as error:
-            if not config.use_empirical_fallback:
+            if not fallback:
                 raise
-            _log.warning(
-                "%s is recorded for real, because %s", type(model).__name__, error
+            _log_once(
+                f"{type(model).__name__} is recorded for real, because {error}"
             )
-    elif not config.use_empirical_fallback:
+    elif not fallback:
         raise InputError(
             "one of use_static_profiling and use_empirical_fallback must be on"
         )
-    return record_step(model, call, target, loss_fn=loss_fn, optimizer=optimizer)
+    if step is None:
+        step = record_step(model, call, device, loss_fn=loss_fn, optimizer=optimizer)
+    return Estimate(step, call, describe_optimizer(optimizer), name)
+
+
+@functools.cache
+def _log_once(text: str) -> None:
+    _log.warning(text)
 
 
 def find_target(

@@ -1,16 +1,36 @@
-"""A training step as a trace, recorded while it really runs."""
+"""A training step as a trace, recorded while it really runs.
+
+For models that fake tensors cannot run, and for what only the user's loop knows.
+What is recorded is the step as it would be without MemScale: layers that are
+recomputed here, to fit into memory, appear as if they had been kept.
+"""
 
 from __future__ import annotations
 
+import functools
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils.checkpoint import checkpoint
 
-from memscale._C import TraceError
+from memscale._C import LayerCall, Recorder, Trace, TraceError
+from memscale._fake import KnownIntegersMode
 from memscale._optimizer_step import OptimizerLike
-from memscale.inputs import Call, LossFn
-from memscale.tracing import TracedStep
+from memscale._optimizer_step import trace_step as trace_optimizer_step
+from memscale._shell import Faker
+from memscale.inputs import Call, LossFn, find_loss
+from memscale.layers import find_layers
+from memscale.tracing import TracedStep, add_residents, mark_gradients, unpack
 
-__all__ = ["record_step"]
+__all__ = ["finish_recording", "observe_real_layers", "record_step"]
+
+_log = logging.getLogger("memscale")
 
 
 def record_step(
@@ -21,4 +41,230 @@ def record_step(
     loss_fn: LossFn | None = None,
     optimizer: OptimizerLike = "adamw",
 ) -> TracedStep:
-    raise TraceError("in progress")
+    """Run forward and backward once, on the model's own device, and record them.
+
+    If that runs out of memory, once more with repeated blocks keeping only their
+    inputs; the trace is the same. Afterwards parameters, buffers, gradients,
+    training modes and random states are as before; what the model's code does
+    beyond them (a counter, a file) is done.
+    """
+    _check_is_real(model, device)
+    call = call.map_tensors(lambda tensor: tensor.to(device))
+    try:
+        return _record(model, call, device, loss_fn, optimizer, checkpointed=False)
+    except torch.OutOfMemoryError:
+        _log.info("out of memory: recording again, blocks keep only their inputs")
+    return _record(model, call, device, loss_fn, optimizer, checkpointed=True)
+
+
+def _record(
+    model: nn.Module,
+    call: Call,
+    device: torch.device,
+    loss_fn: LossFn | None,
+    optimizer: OptimizerLike,
+    *,
+    checkpointed: bool,
+) -> TracedStep:
+    recorder = Recorder(device, FakeTensor, fake_run=False)
+    with ExitStack() as stack:
+        stack.enter_context(_restored(model, device))
+        if not model.training:
+            model.train()
+        stack.enter_context(
+            observe_real_layers(model, recorder, checkpointed=checkpointed)
+        )
+        for tensor in call.tensors():
+            recorder.add_resident(tensor, "inputs")
+        recorder.start()
+        try:
+            loss, source = _loss(model, call, loss_fn, recorder)
+            if loss is not None:
+                recorder.set_phase("backward")
+                loss.backward()
+                loss = None
+        finally:
+            recorder.stop()
+        trace = finish_recording(recorder, model, device, optimizer)
+    return TracedStep(trace, device, source, "recorded")
+
+
+def _loss(
+    model: nn.Module, call: Call, loss_fn: LossFn | None, recorder: Recorder
+) -> tuple[Any, str]:
+    # A function of its own: nothing but the loss outlives the forward.
+    with saved_tensors_hooks(recorder.save, unpack):
+        try:
+            output = call.run(model)
+        except Exception as error:
+            error.add_note(f"memscale called the model with {call}")
+            raise
+        return find_loss(output, call, loss_fn)
+
+
+def _check_is_real(model: nn.Module, device: torch.device) -> None:
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        if tensor.device != device:
+            raise TraceError(
+                f"{type(model).__name__} can only be recorded where it is: "
+                f"{name} is on {tensor.device}, not on {device}"
+            )
+
+
+@contextmanager
+def _restored(model: nn.Module, device: torch.device) -> Iterator[None]:
+    """Leave the model and the random states as they were."""
+    modes = {module: module.training for module in model.modules()}
+    gradients = {parameter: parameter.grad for parameter in model.parameters()}
+    buffers = {buffer: buffer.detach().clone() for buffer in model.buffers()}
+    devices = [] if device.type == "cpu" else [device.index or 0]
+    kind = "cuda" if device.type == "cpu" else device.type
+    with torch.random.fork_rng(devices=devices, device_type=kind):
+        for parameter in gradients:
+            parameter.grad = None
+        try:
+            yield
+        finally:
+            for module, training in modes.items():
+                module.training = training
+            for parameter, gradient in gradients.items():
+                parameter.grad = gradient
+            with torch.no_grad():
+                for buffer, value in buffers.items():
+                    if not torch.equal(buffer, value):
+                        buffer.copy_(value)
+
+
+@contextmanager
+def observe_real_layers(
+    model: nn.Module, recorder: Recorder, *, checkpointed: bool
+) -> Iterator[None]:
+    """While on, the recorder is told when a layer's forward runs.
+
+    ``checkpointed``: members of repeated blocks keep only their inputs.
+    """
+    layers = find_layers(model)
+    ids = add_residents(model, layers, recorder)
+    replaced: list[tuple[nn.Module, Any]] = []
+    try:
+        for name, module in layers.modules.items():
+            forward = _observed(
+                module.forward,
+                recorder,
+                ids[name],
+                checkpointed and name in layers.blocks,
+            )
+            replaced.append((module, vars(module).get("forward")))
+            module.forward = forward  # type: ignore[method-assign]
+        yield
+    finally:
+        for module, before in replaced:
+            if before is None:
+                del module.forward
+            else:
+                module.forward = before
+
+
+def _observed(
+    forward: Callable[..., Any], recorder: Recorder, layer: int, checkpointed: bool
+) -> Callable[..., Any]:
+    @functools.wraps(forward)
+    def observed(*args: Any, **kwargs: Any) -> Any:
+        recorder.enter_layer(layer)
+        try:
+            if checkpointed and torch.is_grad_enabled():
+                return _Checkpointed(recorder, layer)(forward, args, kwargs)
+            return forward(*args, **kwargs)
+        finally:
+            recorder.leave_layer()
+
+    return observed
+
+
+class _Checkpointed:
+    """One call of a block under torch's checkpoint, recorded as if it were not."""
+
+    def __init__(self, recorder: Recorder, layer: int) -> None:
+        self.recorder = recorder
+        self.layer = layer
+        self.call: LayerCall | None = None
+
+    def __call__(
+        self, forward: Callable[..., Any], args: Any, kwargs: dict[str, Any]
+    ) -> Any:
+        # The checkpoint's own bookkeeping is not the model's.
+        self.recorder.pause()
+        try:
+            with saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor):
+                return checkpoint(
+                    forward,
+                    *args,
+                    use_reentrant=False,
+                    context_fn=lambda: (self._forward(), self._recompute()),
+                    **kwargs,
+                )
+        finally:
+            self.recorder.resume()
+
+    @contextmanager
+    def _forward(self) -> Iterator[None]:
+        top = torch._C._autograd._top_saved_tensors_default_hooks(True)
+        assert top is not None  # the checkpoint's
+        drop, recompute = top
+        self.call = self.recorder.begin_call(self.layer, [], [])
+
+        def pack(tensor: torch.Tensor) -> Any:
+            return self.recorder.save(tensor, hold=False), drop(tensor)
+
+        self.recorder.resume()
+        try:
+            with saved_tensors_hooks(pack, lambda packed: recompute(packed[1])):
+                yield
+        finally:
+            self.recorder.pause()
+            self.recorder.end_call(self.call)
+
+    @contextmanager
+    def _recompute(self) -> Iterator[None]:
+        assert self.call is not None
+        self.recorder.begin_recompute(self.call)
+        try:
+            yield
+        finally:
+            self.recorder.end_recompute()
+
+
+def finish_recording(
+    recorder: Recorder,
+    model: nn.Module,
+    device: torch.device,
+    optimizer: OptimizerLike,
+) -> Trace:
+    """The trace, with the optimizer's step added on fake tensors."""
+    mode = KnownIntegersMode()
+    mode.assume_values = True
+    faker = Faker(mode, device)
+    fake_of: dict[nn.Parameter, torch.Tensor] = {}
+    mark_gradients(recorder, model.parameters())
+    for parameter in model.parameters():
+        if not parameter.requires_grad:
+            continue
+        fake = faker.tensor(parameter)
+        recorder.bind_same(fake, parameter)
+        fake_of[parameter] = fake
+        if parameter.grad is not None and parameter.grad.layout is torch.strided:
+            fake.grad = mode.empty(
+                parameter.grad.shape,
+                parameter.grad.stride(),
+                parameter.grad.dtype,
+                device,
+            )
+            recorder.bind_same(fake.grad, parameter.grad)
+    recorder.set_phase("optimizer")
+    with mode:
+        recorder.start()
+        try:
+            trace_optimizer_step(recorder, optimizer, fake_of)
+        finally:
+            recorder.stop()
+    return recorder.finish()

@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import UninitializedParameter
 from torch._subclasses.fake_tensor import FakeTensor, UnsupportedFakeTensorException
-from torch.utils import _pytree as pytree
+
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from memscale import _repeat
 from memscale._C import Recorder, Trace, TraceError
@@ -26,9 +28,16 @@ from memscale._optimizer_step import OptimizerLike
 from memscale._optimizer_step import trace_step as trace_optimizer_step
 from memscale._shell import Faker, make_shell
 from memscale.inputs import Call, LossFn, find_loss
-from memscale.layers import find_layers
+from memscale.layers import Layers, find_layers
 
-__all__ = ["CannotTrace", "TracedStep", "trace_step"]
+__all__ = [
+    "CannotTrace",
+    "TracedStep",
+    "add_residents",
+    "mark_gradients",
+    "trace_step",
+    "unpack",
+]
 
 _log = logging.getLogger("memscale")
 
@@ -84,6 +93,7 @@ class _StaticTracer:
         self.optimizer = optimizer
 
     def trace(self, repeat: bool, saves: bool = True) -> TracedStep:
+        _check_traceable(self.model)
         mode = KnownIntegersMode()
         faker = Faker(mode, self.device)
         shell = make_shell(self.model, faker)
@@ -97,7 +107,7 @@ class _StaticTracer:
         loss_fn = self.loss_fn
         if isinstance(loss_fn, nn.Module):
             loss_fn = make_shell(loss_fn, faker)
-        recorder = Recorder(self.device, FakeTensor)
+        recorder = Recorder(self.device, FakeTensor, fake_run=True)
         try:
             return self._run(
                 mode, shell, fake_of, call, loss_fn, recorder, repeat, saves
@@ -119,7 +129,7 @@ class _StaticTracer:
         repeat: bool,
         saves: bool,
     ) -> TracedStep:
-        hooks = (recorder.save, _unpack) if saves else None
+        hooks = (recorder.save, unpack) if saves else None
         rows = observe_layers(shell, recorder, mode if repeat else None, hooks)
         for tensor in call.tensors():
             recorder.add_resident(tensor, "inputs")
@@ -128,6 +138,7 @@ class _StaticTracer:
             recorder.add_note("saved tensors are unknown: the model uses torch.func")
         with ExitStack() as stack:
             stack.enter_context(_fakes_pass_for_real())
+            stack.enter_context(_quiet_fakes())
             stack.enter_context(torch.random.fork_rng(devices=[]))
             # In this thread: autograd's device threads may have been started
             # before the device was loaded, and then there is none for it.
@@ -143,13 +154,23 @@ class _StaticTracer:
                 loss = None
                 for row in rows:
                     row.check()
-                for parameter in fake_of.values():
-                    if parameter.grad is not None:
-                        recorder.set_category(parameter.grad, "gradients")
+                mark_gradients(recorder, fake_of.values())
                 recorder.set_phase("optimizer")
-                mode.assumed_float = 1.0
+                mode.assume_values = True
                 trace_optimizer_step(recorder, self.optimizer, fake_of)
         return TracedStep(recorder.finish(), self.device, source, "static")
+
+
+def _check_traceable(model: nn.Module) -> None:
+    for name, parameter in model.named_parameters():
+        if isinstance(parameter, UninitializedParameter):
+            raise TraceError(f"{name} has no shape yet: run the lazy module once")
+        floating = parameter.is_floating_point() or parameter.is_complex()
+        if is_traceable_wrapper_subclass(parameter) or not floating:
+            raise CannotTrace(
+                f"{name} is a {type(parameter).__name__} of {parameter.dtype}: "
+                "what its kernels take shows only when they run"
+            )
 
 
 def _forward(
@@ -163,7 +184,16 @@ def _forward(
             return find_loss(call.run(shell), call, loss_fn)
 
 
-def _unpack(handle: Any) -> torch.Tensor:
+def mark_gradients(recorder: Recorder, parameters: Iterable[torch.Tensor]) -> None:
+    for parameter in parameters:
+        if parameter.grad is None:
+            continue
+        recorder.set_category(parameter.grad, "gradients")
+        if parameter.grad.layout is not torch.strided:
+            recorder.add_note("sparse gradients are not counted")
+
+
+def unpack(handle: Any) -> torch.Tensor:
     tensor: torch.Tensor = handle.tensor
     return tensor
 
@@ -179,6 +209,15 @@ def _know(
     return mode.know(fake, real.detach().cpu().clone())
 
 
+# Errors that are of fake tensors, not of the model: what the text says.
+_FAKE_LIMITS = (
+    "no fake impl",
+    "convert all Tensors to FakeTensors",
+    "torch.compile/export",
+    "Cannot access data pointer",
+)
+
+
 @contextmanager
 def _explained(call: Call) -> Iterator[None]:
     """Errors of the model say what it was called with; errors of fakes, that."""
@@ -191,8 +230,22 @@ def _explained(call: Call) -> Iterator[None]:
             f"values decide what the model does ({type(error).__name__}: {error})"
         ) from error
     except Exception as error:
+        if any(limit in str(error) for limit in _FAKE_LIMITS):
+            text = str(error).splitlines()[0]
+            raise CannotTrace(f"fake tensors cannot run it ({text})") from error
         error.add_note(f"memscale called the model with {call}")
         raise
+
+
+@contextmanager
+def _quiet_fakes() -> Iterator[None]:
+    """torch logs a traceback for each error that we raise anyway."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    disabled, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = disabled
 
 
 @contextmanager
@@ -217,6 +270,32 @@ def _fakes_pass_for_real() -> Iterator[None]:
         import_utils.is_fake_tensor = original
 
 
+def add_residents(
+    model: nn.Module, layers: Layers, recorder: Recorder
+) -> dict[str, int]:
+    """Tell the recorder of layers and their parameters; the layers' numbers."""
+    ids = {name: recorder.add_layer(name) for name in layers.modules}
+    for name, module in layers.modules.items():
+        # A block's member owns all that is in it, others only what is their own.
+        recurse = name in layers.blocks
+        for parameter in module.parameters(recurse=recurse):
+            for tensor in _inner_tensors(parameter):
+                recorder.add_resident(tensor, "parameters", ids[name])
+        for buffer in module.buffers(recurse=recurse):
+            recorder.add_resident(buffer, "buffers", ids[name])
+    return ids
+
+
+def _inner_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    """The tensors that hold the bytes: of a quantised weight, those inside it."""
+    if not is_traceable_wrapper_subclass(tensor):
+        yield tensor
+        return
+    names, _ = tensor.__tensor_flatten__()
+    for name in names:
+        yield from _inner_tensors(getattr(tensor, name))
+
+
 def observe_layers(
     model: nn.Module,
     recorder: Recorder,
@@ -228,17 +307,7 @@ def observe_layers(
     With a ``mode``, rows of equal layers are repeated.
     """
     layers = find_layers(model)
-    ids = {name: recorder.add_layer(name) for name in layers.modules}
-    blocks = layers.blocks
-    for name, module in layers.modules.items():
-        # A block's member owns all that is in it, others only what is their own.
-        recurse = name in blocks
-        for parameter in module.parameters(recurse=recurse):
-            recorder.add_resident(parameter, "parameters", ids[name])
-        for buffer in module.buffers(recurse=recurse):
-            recorder.add_resident(buffer, "buffers", ids[name])
-    for tensor in model.parameters():
-        recorder.add_resident(tensor, "parameters")
+    ids = add_residents(model, layers, recorder)
     rows = []
     in_row: dict[str, tuple[_repeat.Row, int]] = {}
     for names in layers.rows if mode is not None else []:
@@ -284,7 +353,3 @@ def _observe(
 
     module.forward = observed  # type: ignore[method-assign]
 
-
-def tensor_leaves(tree: Any) -> list[torch.Tensor]:
-    leaves = pytree.tree_leaves(tree)
-    return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]

@@ -28,14 +28,14 @@ bool is_fake(const c10::TensorImpl& impl) {
   return object != nullptr && Py_TYPE(object) == fake_tensor_type;
 }
 
-// A saved tensor, held as autograd would hold it; tells the recorder when it
-// is let go.
+// A saved tensor, held as autograd would hold it (or not: a checkpoint drops
+// it); tells the recorder when it is let go.
 class SaveHandle final {
  public:
-  SaveHandle(std::shared_ptr<Recorder> recorder, at::Tensor tensor)
+  SaveHandle(std::shared_ptr<Recorder> recorder, at::Tensor tensor, bool hold)
       : recorder_(std::move(recorder)),
         save_(recorder_->save(tensor)),
-        tensor_(std::move(tensor)) {}
+        tensor_(hold ? std::move(tensor) : at::Tensor()) {}
   ~SaveHandle() {
     tensor_ = at::Tensor();
     recorder_->release(save_);
@@ -74,11 +74,11 @@ void bind_recorder(py::module_& m) {
   py::class_<LayerCall>(m, "LayerCall");
 
   py::class_<Recorder, std::shared_ptr<Recorder>>(m, "Recorder")
-      .def(py::init([](c10::Device device, const py::type& fake_tensor) {
+      .def(py::init([](c10::Device device, const py::type& fake_tensor, bool fake_run) {
              fake_tensor_type = reinterpret_cast<PyTypeObject*>(fake_tensor.ptr());
-             return Recorder::make(device, &is_fake);
+             return Recorder::make(device, &is_fake, fake_run);
            }),
-           py::arg("device"), py::arg("fake_tensor"))
+           py::arg("device"), py::arg("fake_tensor"), py::arg("fake_run"))
       .def("start", &Recorder::start)
       .def("stop", &Recorder::stop)
       .def("pause", &Recorder::pause)
@@ -97,9 +97,12 @@ void bind_recorder(py::module_& m) {
       .def("set_stands_for", &Recorder::set_stands_for)
       .def("set_saves_unknown", &Recorder::set_saves_unknown)
       .def("add_note", &Recorder::add_note)
-      .def("save", [](std::shared_ptr<Recorder> r, at::Tensor tensor) {
-        return std::make_unique<SaveHandle>(std::move(r), std::move(tensor));
-      })
+      .def("save", [](std::shared_ptr<Recorder> r, at::Tensor tensor, bool hold) {
+        return std::make_unique<SaveHandle>(std::move(r), std::move(tensor), hold);
+      }, py::arg("tensor"), py::arg("hold") = true)
+      .def("bind_same", &Recorder::bind_same)
+      .def("begin_recompute", &Recorder::begin_recompute)
+      .def("end_recompute", &Recorder::end_recompute)
       .def("begin_call", [](Recorder& r, std::size_t layer, const Tensors& parameters, const Tensors& inputs) {
         return r.begin_call(LayerId(layer), parameters, inputs);
       })

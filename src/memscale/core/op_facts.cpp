@@ -2,7 +2,10 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <set>
+#include <string>
 
+#include "memscale/base/error.h"
 #include "memscale/core/op_cost.h"
 #include "memscale/core/workspace.h"
 
@@ -23,16 +26,19 @@ bool is_view(const Trace& trace, const Op& op) {
 }  // namespace
 
 void add_op_facts(Trace& trace, int num_threads) {
+  std::set<std::string> unknown;
   for (std::size_t i = 0; i < trace.ops.size(); ++i) {
     Op& op = trace.ops[i];
     op.view = is_view(trace, op);
     const OpCost cost = op_cost(trace, op);
     op.flops = cost.flops;
     op.moved = cost.moved;
-    const auto scratch = op.opaque ? std::nullopt
-                                   : workspace(trace, op, num_threads);
-    op.workspace_known = scratch.has_value();
-    op.workspace = scratch.value_or(Bytes());
+    if (!op.workspace_known && !op.opaque) {
+      const auto scratch = workspace(trace, op, num_threads);
+      op.workspace_known = scratch.has_value();
+      op.workspace = scratch.value_or(Bytes());
+    }
+    if (op.opaque && !op.workspace_known) unknown.insert(op.name);
     if (const auto reserve = lstm_reserve(trace, op)) {
       const StorageId kept = trace.at(op.outputs.back()).storage;
       if (kept.valid()) {
@@ -40,6 +46,10 @@ void add_op_facts(Trace& trace, int num_threads) {
         bytes = std::max(bytes, *reserve);
       }
     }
+  }
+  for (const std::string& name : unknown) {
+    trace.notes.push_back(
+        str("what ", name, " takes for itself while it runs is not known"));
   }
 }
 

@@ -76,6 +76,12 @@ void TraceBuilder::end_op(std::vector<ValueId> outputs) {
   running_ = false;
 }
 
+void TraceBuilder::set_workspace(Bytes bytes) {
+  if (!running_) throw InternalError("a workspace without an op");
+  trace_.ops.back().workspace = std::max(bytes, Bytes());
+  trace_.ops.back().workspace_known = true;
+}
+
 void TraceBuilder::cancel_op() {
   if (!running_) throw InternalError("an op is cancelled that did not begin");
   trace_.ops.pop_back();

@@ -31,6 +31,8 @@ class TraceBuilder final {
   // Ops do not nest. The layer and phase are those set below.
   OpId begin_op(Op op);
   void end_op(std::vector<ValueId> outputs);
+  // What the running op's kernel was seen to take beside its outputs.
+  void set_workspace(Bytes bytes);
   // The running op was not one to record. It must have made nothing.
   void cancel_op();
   bool op_is_running() const { return running_; }

@@ -14,6 +14,7 @@
 
 #include "memscale/base/error.h"
 #include "memscale/core/op_facts.h"
+#include "memscale/runtime/memory_tracker.h"
 #include "memscale/runtime/op_info.h"
 
 namespace memscale {
@@ -70,24 +71,27 @@ bool has_wrapper(const c10::DispatchKeySet& keys) {
 }  // namespace
 
 struct Recorder::OpContext final : at::ObserverContext {
-  enum class Kind { Op, Node, Function };
+  enum class Kind { Op, Recomputed, Node, Function };
   explicit OpContext(Kind what) : kind(what) {}
   const Kind kind;
   const OpInfo* info = nullptr;
   std::vector<StorageId> written;
+  std::unique_ptr<MemoryTracker> tracker;
   StorageId accumulated;  // the op adds to this storage in place of a new one
 };
 
-std::shared_ptr<Recorder> Recorder::make(c10::Device device, IsFake is_fake) {
-  return std::shared_ptr<Recorder>(new Recorder(device, is_fake));
+std::shared_ptr<Recorder> Recorder::make(c10::Device device, IsFake is_fake,
+                                         bool fake_run) {
+  return std::shared_ptr<Recorder>(new Recorder(device, is_fake, fake_run));
 }
 
-Recorder::Recorder(c10::Device device, IsFake is_fake)
+Recorder::Recorder(c10::Device device, IsFake is_fake, bool fake_run)
     : device_(device),
       backend_key_(c10::computeDispatchKey(c10::kFloat, c10::kStrided, device)),
       autocast_key_(at::autocast::get_autocast_dispatch_key_from_device_type(
           device.type())),
-      is_fake_(is_fake) {}
+      is_fake_(is_fake),
+      is_fake_run_(fake_run) {}
 
 Recorder::~Recorder() = default;
 
@@ -136,9 +140,11 @@ std::unique_ptr<at::ObserverContext> Recorder::on_start(
     return std::make_unique<OpContext>(Kind::Function);
   }
   if (info->ignored || !recorder->is_leaf(*info, fn)) return nullptr;
-  auto context = std::make_unique<OpContext>(Kind::Op);
+  const bool recomputed = recorder->recomputed_.has_value();
+  auto context =
+      std::make_unique<OpContext>(recomputed ? Kind::Recomputed : Kind::Op);
   context->info = info;
-  recorder->begin_op(*info, fn, *context);
+  if (!recomputed) recorder->begin_op(*info, fn, *context);
   ++leaf_depth;
   return context;
 }
@@ -157,6 +163,12 @@ void Recorder::on_end(const at::RecordFunction& fn,
     case OpContext::Kind::Op:
       --leaf_depth;
       if (Recorder* recorder = current_recorder()) recorder->end_op(fn, *ours);
+      return;
+    case OpContext::Kind::Recomputed:
+      --leaf_depth;
+      if (Recorder* recorder = current_recorder()) {
+        recorder->end_recomputed_op(fn, *ours->info);
+      }
       return;
   }
 }
@@ -194,6 +206,11 @@ void Recorder::begin_op(const OpInfo& info, const at::RecordFunction& fn,
   op.mutates = info.mutates;
   op.opaque = info.opaque;
   op.in_function = function_depth > 0;
+  // Nobody can tell a foreign kernel's workspace; where it really runs, see it.
+  if (info.opaque && !is_fake_run_) {
+    context.tracker = std::make_unique<MemoryTracker>(device_);
+    context.tracker->start();
+  }
   for (const std::size_t index : info.written) {
     if (index >= fn.inputs().size()) continue;
     for_each_tensor(fn.inputs()[index], [&](const at::Tensor& tensor) {
@@ -245,7 +262,54 @@ void Recorder::end_op(const at::RecordFunction& fn, OpContext& context) {
                std::ranges::find(inputs, output) != inputs.end();
       });
   if (is_identity) return cancel_op();
+  if (context.tracker != nullptr) {
+    context.tracker->stop();
+    builder_.set_workspace(Bytes(context.tracker->peak() -
+                                 std::max(context.tracker->before(),
+                                          context.tracker->current())));
+  }
   builder_.end_op(std::move(outputs));
+}
+
+void Recorder::end_recomputed_op(const at::RecordFunction& fn,
+                                 const OpInfo& info) {
+  const std::lock_guard lock(mutex_);
+  find_dead();
+  if (!recomputed_ || recomputed_->size() == 0) return;
+  const Op& first = builder_.trace().ops[recomputed_->begin];
+  if (first.name != info.name) return;  // one that was not worth recording
+  ++recomputed_->begin;
+  std::size_t place = 0;
+  for (const c10::IValue& output : fn.outputs()) {
+    for_each_tensor(output, [&](const at::Tensor& tensor) {
+      if (place >= first.outputs.size()) return;
+      const StorageId storage =
+          builder_.trace().at(first.outputs[place++]).storage;
+      c10::StorageImpl* impl =
+          tensor.has_storage() ? tensor.storage().unsafeGetStorageImpl() : nullptr;
+      if (impl == nullptr || !storage.valid() || storage_ids_.contains(impl)) {
+        return;
+      }
+      watch(impl, storage);
+    });
+  }
+}
+
+void Recorder::begin_recompute(const LayerCall& call) {
+  const std::lock_guard lock(mutex_);
+  find_dead();
+  recomputed_ = call.forward.ops;
+}
+
+void Recorder::end_recompute() {
+  const std::lock_guard lock(mutex_);
+  recomputed_.reset();
+}
+
+void Recorder::bind_same(const at::Tensor& stand_in, const at::Tensor& tensor) {
+  const std::lock_guard lock(mutex_);
+  const StorageId id = storage_id(*tensor.unsafeGetTensorImpl());
+  if (id.valid()) watch(stand_in.storage().unsafeGetStorageImpl(), id);
 }
 
 void Recorder::cancel_op() {
@@ -271,12 +335,14 @@ void Recorder::begin_node(std::int64_t sequence_number) {
 
 // ---- values and storages -----------------------------------------------------
 
-StorageId Recorder::storage_id(const c10::TensorImpl& tensor) {
+bool Recorder::has_own_bytes(const c10::TensorImpl& tensor) const {
   const c10::DispatchKeySet keys = tensor.key_set();
-  if (!tensor.has_storage() || has_wrapper(keys) || is_bare_meta(tensor) ||
-      (keys.has(c10::DispatchKey::Python) && !is_fake_(tensor))) {
-    return {};
-  }
+  return tensor.has_storage() && !has_wrapper(keys) && !is_bare_meta(tensor) &&
+         (!keys.has(c10::DispatchKey::Python) || is_fake_(tensor));
+}
+
+StorageId Recorder::storage_id(const c10::TensorImpl& tensor) {
+  if (!has_own_bytes(tensor)) return {};
   c10::StorageImpl* impl = tensor.unsafe_storage().unsafeGetStorageImpl();
   const c10::SymInt size = impl->sym_nbytes();
   if (size.is_heap_allocated()) return {};
@@ -287,9 +353,14 @@ StorageId Recorder::storage_id(const c10::TensorImpl& tensor) {
     return known->second;
   }
   const bool on_device =
-      keys.has_backend(c10::toBackendComponent(backend_key_));
-  const StorageId id = builder_.add_storage(
-      bytes, on_device ? Place::Device : Place::Host);
+      tensor.key_set().has_backend(c10::toBackendComponent(backend_key_));
+  const Place place = on_device ? Place::Device : Place::Host;
+  // An op reads what no op that we saw has made: it came from outside.
+  const StorageId id =
+      builder_.op_is_running()
+          ? builder_.add_storage(bytes, place)
+          : builder_.add_resident(bytes, place, Category::Input,
+                                  builder_.layer());
   watch(impl, id);
   return id;
 }
@@ -390,8 +461,8 @@ void Recorder::add_resident(const at::Tensor& tensor, Category category,
                             LayerId layer) {
   const std::lock_guard lock(mutex_);
   const c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
-  if (!impl.has_storage() || storage_ids_.contains(
-          impl.unsafe_storage().unsafeGetStorageImpl())) {
+  if (!has_own_bytes(impl) ||
+      storage_ids_.contains(impl.unsafe_storage().unsafeGetStorageImpl())) {
     return;
   }
   const bool on_device =

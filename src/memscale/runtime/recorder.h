@@ -53,7 +53,9 @@ class Recorder final : public c10::DebugInfoBase,
   // as if it were real. Called without the GIL; must not throw.
   using IsFake = bool (*)(const c10::TensorImpl&);
 
-  static std::shared_ptr<Recorder> make(c10::Device device, IsFake is_fake);
+  // `fake_run`: all tensors are fakes, and no kernel really runs.
+  static std::shared_ptr<Recorder> make(c10::Device device, IsFake is_fake,
+                                        bool fake_run);
   ~Recorder() override;
 
   // Observe this thread from now on. stop() must come from the same thread,
@@ -82,6 +84,15 @@ class Recorder final : public c10::DebugInfoBase,
   // While paused, ops of any thread go unrecorded (our own, on fake tensors).
   void pause() { ++paused_; }
   void resume() { --paused_; }
+
+  // From now on `stand_in` is, to the recorder, the storage of `tensor`.
+  void bind_same(const at::Tensor& stand_in, const at::Tensor& tensor);
+
+  // ---- recomputation: a checkpointed layer, recorded as if it were not ----
+  // Until end_recompute(), ops are those of the call's forward once more: they
+  // are not recorded, and what they make is bound to what the first ones made.
+  void begin_recompute(const LayerCall& call);
+  void end_recompute();
 
   // ---- saves ----
   std::size_t save(const at::Tensor& tensor);
@@ -125,7 +136,7 @@ class Recorder final : public c10::DebugInfoBase,
     OpId last_needed;         // see TraceBuilder::free
   };
 
-  Recorder(c10::Device device, IsFake is_fake);
+  Recorder(c10::Device device, IsFake is_fake, bool fake_run);
 
   static std::unique_ptr<at::ObserverContext> on_start(
       const at::RecordFunction& fn);
@@ -137,8 +148,11 @@ class Recorder final : public c10::DebugInfoBase,
                 OpContext& context);
   void end_op(const at::RecordFunction& fn, OpContext& context);
   void cancel_op();
+  void end_recomputed_op(const at::RecordFunction& fn, const OpInfo& info);
   void begin_node(std::int64_t sequence_number);
 
+  // Whether it is one block of bytes that is its own: not sparse, not a wrapper.
+  bool has_own_bytes(const c10::TensorImpl& tensor) const;
   StorageId storage_id(const c10::TensorImpl& tensor);
   ValueId value_id(const at::Tensor& tensor);
   std::vector<ValueId> value_ids(std::span<const c10::IValue> values);
@@ -156,6 +170,7 @@ class Recorder final : public c10::DebugInfoBase,
   const c10::DispatchKey backend_key_;
   const c10::DispatchKey autocast_key_;
   const IsFake is_fake_;
+  const bool is_fake_run_;
   std::mutex mutex_;
   TraceBuilder builder_;
   std::atomic<int> paused_{0};
@@ -178,6 +193,8 @@ class Recorder final : public c10::DebugInfoBase,
   std::vector<Numbered> numbered_;
   OpId node_op_;  // that made the backward node which runs or ran last
   std::thread::id forward_thread_;
+  // The ops that are being recomputed: those that are still to come.
+  std::optional<IdRange> recomputed_;
   std::vector<LayerId> layer_stack_;
 };
 
