@@ -85,8 +85,8 @@ class KnownIntegersMode(FakeTensorMode):
         self,
         func: Any,
         types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
+        args: Any = (),
+        kwargs: Any = None,
     ) -> Any:
         kwargs = kwargs or {}
         if func is _aten._local_scalar_dense.default:
@@ -168,27 +168,28 @@ def _value_of(tensor: torch.Tensor) -> torch.Tensor | None:
     value: torch.Tensor | None = getattr(tensor, "_memscale_value", None)
     # A write that we could not follow leaves the storage, and with it all of its
     # views, without values.
-    if value is not None and getattr(
-        value.untyped_storage(), "_memscale_stale", False
-    ):
+    if value is not None and getattr(value.untyped_storage(), "_memscale_stale", False):
         return None
     return value
 
 
-def _follow_writes(
-    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> None:
+def _forget(tensor: Any) -> None:
+    if isinstance(tensor, FakeTensor):
+        value = _value_of(tensor)
+        if value is not None:
+            value.untyped_storage()._memscale_stale = True  # type: ignore[attr-defined]
+
+
+def _follow_writes(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Do the same writes on the values, or give up those that were written."""
     if _compute(func, args, kwargs) is not None:
         return
     for argument, value in zip(func._schema.arguments, args, strict=False):
         if argument.alias_info is not None and argument.alias_info.is_write:
             for leaf in pytree.tree_leaves(value):
-                if isinstance(leaf, FakeTensor) and _value_of(leaf) is not None:
-                    leaf._memscale_value.untyped_storage()._memscale_stale = True
+                _forget(leaf)
     for value in kwargs.values():  # out=
-        if isinstance(value, FakeTensor) and _value_of(value) is not None:
-            value._memscale_value.untyped_storage()._memscale_stale = True
+        _forget(value)
 
 
 def _compute(
@@ -202,7 +203,7 @@ def _compute(
     if random or func in _UNINITIALISED:
         return None
     leaves, spec = pytree.tree_flatten((args, kwargs))
-    values = []
+    values: list[Any] = []
     for leaf in leaves:
         if isinstance(leaf, torch.Tensor):
             value = _value_of(leaf)

@@ -78,7 +78,9 @@ def trace_step(
     if isinstance(optimizer, torch.optim.Optimizer):
         stepped, copies = _fake_twin(optimizer, fake_of)
     else:
-        make = _by_name(optimizer) if isinstance(optimizer, str) else optimizer
+        make: Callable[[Any], Any] = (
+            _by_name(optimizer) if isinstance(optimizer, str) else optimizer
+        )
         groups, copies = _representatives(
             [{"params": [fake for fake in fake_of.values() if fake.requires_grad]}]
         )
@@ -101,7 +103,7 @@ def trace_step(
     closure = inspect.signature(stepped.step).parameters.get("closure")
     with _fakes_count_as_parameters():
         if closure is not None and closure.default is closure.empty:
-            stepped.step(lambda: torch.ones(()))  # LBFGS evaluates the loss itself
+            stepped.step(lambda: 1.0)  # LBFGS evaluates the loss itself
         else:
             stepped.step()
     for parameter, state in stepped.state.items():

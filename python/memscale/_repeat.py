@@ -240,7 +240,7 @@ class Row:
                 tensors,
             )
             source = next(tensor for tensor in tensors if tensor.requires_grad)
-            outputs = iter(_StandIn.apply(source, self, index, call))
+            outputs = iter(_StandIn.apply(source, self, index, call))  # type: ignore[no-untyped-call]
             for cache in self.cached:
                 cache.repeat(call, self.places[index] - self.places[1])
         finally:
@@ -258,7 +258,7 @@ class Row:
 
     def make_outputs(self, call: LayerCall) -> list[tuple[torch.Tensor, bool]]:
         assert self.result is not None
-        made = []
+        made: list[tuple[torch.Tensor, bool]] = []
         for each in self.result[0]:
             if each[0] == "made":
                 _, place, (shape, stride, dtype, device), needs_grad = each

@@ -107,16 +107,15 @@ def make_shell(model: nn.Module, faker: Faker) -> nn.Module:
         raise
     except Exception as error:
         raise TraceError(
-            f"{type(model).__name__} cannot be copied: "
-            f"{type(error).__name__}: {error}"
+            f"{type(model).__name__} cannot be copied: {type(error).__name__}: {error}"
         ) from error
 
 
 # Shared, not copied: nothing can write to them, or they are code.
 _ATOMS = (
-    bool | int | float | complex | str | bytes | type(None) | type
-    | types.FunctionType | types.BuiltinFunctionType | torch.dtype | torch.device
-)  # fmt: skip
+    *(bool, int, float, complex, str, bytes, type(None), type),
+    *(types.FunctionType, types.BuiltinFunctionType, torch.dtype, torch.device),
+)
 
 
 def _same_hook(hook: Any, memo: dict[int, Any]) -> Any:
@@ -153,7 +152,7 @@ def _copy_modules(model: nn.Module, memo: dict[int, Any]) -> nn.Module:
                     key: None if part is None else memo[id(part)]
                     for key, part in value.items()
                 }
-            elif name.endswith("_hooks"):
+            elif name.endswith("_hooks") and isinstance(value, dict):
                 copied[name] = type(value)(
                     (key, _same_hook(hook, memo)) for key, hook in value.items()
                 )

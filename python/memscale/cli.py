@@ -245,10 +245,8 @@ def _card(device: str) -> hardware.DeviceSpec:
 
 
 def _make(options: argparse.Namespace, device: str) -> tuple[Subject, Estimate]:
-    if ":" in options.model:
-        subject = _from_factory(options)
-    else:
-        subject = _from_name(options)
+    find = _from_factory if ":" in options.model else _from_name
+    subject = find(options)
     if options.dtype is not None:
         _convert(subject, _DTYPES[options.dtype])
     estimate = memscale.estimate(
@@ -398,9 +396,7 @@ def _list_models(options: argparse.Namespace) -> int:
 
 def _list_cards(options: argparse.Namespace) -> int:
     rows = [("card", "memory", "architecture")]
-    rows += [
-        (card.name, _memory(card), card.architecture) for card in hardware.known()
-    ]
+    rows += [(card.name, _memory(card), card.architecture) for card in hardware.known()]
     print(table(rows, "<><"))
     return 0
 

@@ -23,7 +23,15 @@ import torch
 from torch import nn
 
 from memscale import hardware, simdev
-from memscale._C import Fit, HardwareError, InputError, Timeline, Trace, TraceError
+from memscale._C import (
+    Fit,
+    HardwareError,
+    InputError,
+    Instant,
+    Timeline,
+    Trace,
+    TraceError,
+)
 from memscale._C import fit as fit_bytes
 from memscale._optimizer_step import OptimizerLike, describe_optimizer
 from memscale.config import Config
@@ -152,7 +160,7 @@ class Estimate:
         return [LayerShare(name, size, parts) for name, size, parts in shares]
 
     @cached_property
-    def _peak(self) -> Any:
+    def _peak(self) -> Instant | None:
         return self.timeline.peak()
 
     # ---- use ----
@@ -269,9 +277,7 @@ def estimate_call(
         except CannotTrace as error:
             if not fallback:
                 raise
-            _log_once(
-                f"{type(model).__name__} is recorded for real, because {error}"
-            )
+            _log_once(f"{type(model).__name__} is recorded for real, because {error}")
     elif not fallback:
         raise InputError(
             "one of use_static_profiling and use_empirical_fallback must be on"

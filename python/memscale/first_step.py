@@ -156,7 +156,8 @@ class FirstStepEstimate:
 
     def _finish(self) -> None:
         recorder, call = self._recorder, self._call
-        assert recorder is not None and call is not None
+        assert recorder is not None
+        assert call is not None
         self._stop()
         device, name = find_target(self._model, None)
         trace = finish_recording(recorder, self._model, device, self._optimizer)

@@ -167,8 +167,9 @@ def build_call(model: nn.Module, batch: int, length: int) -> Call:
     Raises InputError for a model that says nothing.
     """
     made = _from_config(model, batch, length)
-    if made is None and isinstance(getattr(model, "dummy_inputs", None), Mapping):
-        made = dict(model.dummy_inputs)
+    dummies: Any = getattr(model, "dummy_inputs", None)
+    if made is None and isinstance(dummies, Mapping):
+        made = dict(dummies)
     if made is None:
         raise InputError(
             f"sample_input is needed: {type(model).__name__} does not say what it "

@@ -21,8 +21,9 @@ import copy
 import functools
 import inspect
 import re
+import textwrap
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Literal, overload
 
@@ -39,8 +40,10 @@ from memscale.estimator import Estimate, LayerShare, estimate
 from memscale.inputs import LossFn
 from memscale.layers import find_layers
 from memscale.report import (
+    WIDTH,
     breakdown_table,
     exact,
+    fields,
     layer_label,
     layer_table,
     place,
@@ -80,7 +83,6 @@ class OomReport:
     capacity: int | None  # of the device
     others: int | None  # held on it by none of model, batch, optimizer; None: unknown
     available: int | None  # for the step: what neither others nor the system hold
-    fits: bool | None  # by the estimate
     first_step: bool  # before the optimizer has its state
     phase: str | None
     op: str | None
@@ -100,14 +102,22 @@ class OomReport:
             return None
         return self.bytes - self.available
 
+    @property
+    def fits(self) -> bool | None:
+        """What the estimate says of the step; None: the device's size is unknown."""
+        return None if self.available is None else self.excess is None
+
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers and texts."""
-        fields = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        fields["estimate"] = self.estimate.to_dict()
-        fields["excess"] = self.excess
-        fields["layers"] = [dict(vars(share)) for share in self.layers]
-        fields["options"] = [dict(vars(option)) for option in self.options]
-        return fields
+        made = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        return {
+            **made,
+            "estimate": self.estimate.to_dict(),
+            "excess": self.excess,
+            "fits": self.fits,
+            "layers": [dict(vars(share)) for share in self.layers],
+            "options": [dict(vars(option)) for option in self.options],
+        }
 
     def __str__(self) -> str:
         return _text(self)
@@ -188,7 +198,7 @@ class OomContext:
                 error.add_note(str(self.report))
             except Exception as why:  # the user's error matters more than ours
                 error.add_note(
-                    "memscale cannot explain this: " + f"{type(why).__name__}: {why}"
+                    f"memscale cannot explain this: {type(why).__name__}: {why}"
                 )
         return False
 
@@ -220,15 +230,15 @@ class _Step:
     device: Device
 
     def estimate(self, **changes: Any) -> Estimate:
-        fields = {**vars(self), **changes}
+        step = replace(self, **changes)
         return estimate(
-            fields["model"],
-            fields["sample"],
-            fields["optimizer"],
+            step.model,
+            step.sample,
+            step.optimizer,
             # A real step is what has just failed.
             Config(use_empirical_fallback=False),
-            fields["loss_fn"],
-            device=fields["device"],
+            step.loss_fn,
+            device=step.device,
         )
 
 
@@ -259,7 +269,6 @@ def _report(
         capacity=capacity,
         others=others,
         available=available,
-        fits=None if available is None else made.peak_bytes <= available,
         first_step=first_step,
         phase=op.phase,
         op=op.name,
@@ -291,24 +300,22 @@ def _read_message(text: str) -> dict[str, int]:
     """The sizes that torch's message has, as it rounded them."""
     found = {name: re.search(pattern, text) for name, pattern in _PATTERNS.items()}
     return {
-        name: parse_bytes(match[1]) for name, match in found.items() if match is not None
+        name: parse_bytes(match[1])
+        for name, match in found.items()
+        if match is not None
     }
 
 
 def _capacity(numbers: dict[str, int], step: _Step) -> int | None:
-    if step.device is not None and not isinstance(step.device, torch.device):
-        return _card_memory(step.device) or numbers.get("capacity")
     device = _device_of(step.model)
-    if device is not None and device.type != "cpu":
+    if device is not None and device.type not in ("cpu", "meta"):
         return int(torch.accelerator.get_memory_info(device)[1])
-    return numbers.get("capacity")
-
-
-def _card_memory(device: str | hardware.DeviceSpec) -> int | None:
-    if isinstance(device, hardware.DeviceSpec):
-        return device.memory
+    if "capacity" in numbers:
+        return numbers["capacity"]
+    if isinstance(step.device, hardware.DeviceSpec):
+        return step.device.memory
     known = {card.name: card.memory for card in hardware.known()}
-    return known.get(device)
+    return known.get(str(step.device))
 
 
 def _available(numbers: dict[str, int], capacity: int | None) -> int | None:
@@ -371,11 +378,19 @@ def _allocated(model: nn.Module) -> int | None:
 
 def _has_state(optimizer: OptimizerLike) -> bool | None:
     """Whether it has stepped before; None: unknown."""
+    if optimizer is None:
+        return True
     if not isinstance(optimizer, torch.optim.Optimizer):
-        return True if optimizer is None else None
-    trained = sum(len(group["params"]) for group in optimizer.param_groups)
-    # A first step that failed leaves the state of some.
-    return len(optimizer.state) >= trained
+        return None
+    trained = [
+        parameter
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+        if parameter.requires_grad
+    ]
+    if 0 < len(optimizer.state) < len(trained):
+        return None  # some are never used, or the first step failed midway
+    return len(optimizer.state) > 0
 
 
 def _others(made: Estimate, step: _Step, before: int, had_state: bool) -> int:
@@ -415,10 +430,12 @@ def _find_place(
                         continue
                     if _bytes_at(made, index, first_step) > available:
                         return first_step, index
-    return candidates[-1], made.timeline.peak().op
+    peak: int = made.timeline.peak().op
+    return candidates[-1], peak
 
 
 def _bytes_at(made: Estimate, index: int, first_step: bool) -> int:
+    """What the op of that index needs."""
     instant = made.timeline[index]
     size: int = instant.bytes
     if _lacks_state(made, index, first_step):
@@ -593,52 +610,56 @@ def _text(report: OomReport) -> str:
 
 
 def _headline(report: OomReport) -> str:
-    lines = ["MemScale: why this step ran out of memory"]
-    if report.requested is not None:
-        lines.append(f"  asked for     {format_bytes(report.requested)}")
     seen = report.seen_phase
-    if report.seen_phase == "forward":
+    if seen == "forward":
         seen += f" of {layer_label(report.seen_layer)}"
-    lines.append(f"  failed in     {seen} (from the traceback)")
-    if report.capacity is not None:
-        lines.append(f"  device        {exact(report.capacity)}")
-    if report.others:
-        lines.append(
-            f"  others hold   {exact(report.others)}: tensors of neither model, "
-            "batch nor optimizer"
-        )
-    if report.available is not None:
-        lines.append(f"  for the step  {exact(report.available)}")
-    lines.append(f"  its peak      {exact(report.estimate.peak_bytes)} by the estimate")
-    return "\n".join([*lines, "", *_verdict(report)])
+    rows = {
+        "asked for": report.requested and format_bytes(report.requested),
+        "failed in": f"{seen} (from the traceback)",
+        "device": report.capacity and exact(report.capacity),
+        "others hold": report.others
+        and f"{exact(report.others)}, in tensors of neither model, batch nor optimizer",
+        "for the step": report.available is not None and exact(report.available),
+        "its peak": f"{exact(report.estimate.peak_bytes)} by the estimate",
+    }
+    return (
+        "MemScale: why this step ran out of memory\n"
+        + fields({name: str(text) for name, text in rows.items() if text})
+        + "\n\n"
+        + "\n".join(textwrap.fill(text, WIDTH) for text in _verdict(report))
+    )
 
 
 def _verdict(report: OomReport) -> list[str]:
     where = place(report.phase, report.op, report.layer)
     if report.available is None:
-        return [f"The size of the device is unknown. The peak is in {where}"]
+        return [f"The size of the device is unknown. The peak is in {where}."]
     if report.excess is None:
-        lines = [
-            "By the estimate this step fits. Then other tensors hold memory, or the",
-            "allocator's free memory is in pieces, or the step does what the sample,",
-            f"the loss or the optimizer given here do not. Its peak is in {where}",
-        ]
-        if report.allocated is not None:
-            resident = format_bytes(report.estimate.timeline.resident)
-            lines.append(
-                f"Allocated now: {format_bytes(report.allocated)}; model, batch and "
-                f"optimizer state are {resident}"
-            )
-        return lines
+        return _fitting(report, where)
     step = "the first step" if report.first_step else "a step"
     lines = [
-        f"By the estimate {step} runs out in {where}:",
-        f"it needs {exact(report.bytes)}, {exact(report.excess)} too much.",
+        f"By the estimate {step} runs out in {where}: it needs "
+        f"{exact(report.bytes)}, {exact(report.excess)} too much."
     ]
     if report.phase != report.seen_phase:
         lines.append(
-            f"(The traceback says {report.seen_phase}: the device holds more or less "
-            "than the estimate knows of.)"
+            f"The traceback says {report.seen_phase}: the device holds more or less "
+            "than the estimate knows of."
+        )
+    return lines
+
+
+def _fitting(report: OomReport, where: str) -> list[str]:
+    lines = [
+        f"By the estimate this step fits; its most is {exact(report.bytes)}, in "
+        f"{where}. Then other tensors hold memory, or the free memory is in pieces, "
+        "or the step does what the sample, loss and optimizer given here do not."
+    ]
+    if report.allocated is not None:
+        resident = format_bytes(report.estimate.timeline.resident)
+        lines.append(
+            f"Allocated now are {format_bytes(report.allocated)}; model, batch and "
+            f"optimizer state are {resident} of it at most."
         )
     return lines
 

@@ -225,9 +225,7 @@ def fields(texts: dict[str, str]) -> str:
 
 
 def _item(text: str) -> str:
-    return textwrap.fill(
-        text, WIDTH, initial_indent="  - ", subsequent_indent="    "
-    )
+    return textwrap.fill(text, WIDTH, initial_indent="  - ", subsequent_indent="    ")
 
 
 def table(rows: Sequence[Sequence[str]], align: str) -> str:

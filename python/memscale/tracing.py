@@ -16,9 +16,8 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.parameter import UninitializedParameter
 from torch._subclasses.fake_tensor import FakeTensor, UnsupportedFakeTensorException
-
+from torch.nn.parameter import UninitializedParameter
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from memscale import _repeat
@@ -310,7 +309,9 @@ def observe_layers(
     ids = add_residents(model, layers, recorder)
     rows = []
     in_row: dict[str, tuple[_repeat.Row, int]] = {}
-    for names in layers.rows if mode is not None else []:
+    for names in layers.rows:
+        if mode is None:
+            break
         members = [layers.modules[name] for name in names]
         for group in _repeat.equal_groups(members):
             if len(group) < _repeat.SHORTEST_ROW:
@@ -324,9 +325,7 @@ def observe_layers(
                 hooks,
             )
             rows.append(row)
-            in_row.update(
-                (names[i], (row, place)) for place, i in enumerate(group)
-            )
+            in_row.update((names[i], (row, place)) for place, i in enumerate(group))
     for name, module in layers.modules.items():
         _observe(module, recorder, ids[name], *in_row.get(name, (None, 0)))
     return rows
@@ -352,4 +351,3 @@ def _observe(
             recorder.leave_layer()
 
     module.forward = observed  # type: ignore[method-assign]
-

@@ -74,9 +74,9 @@ void bind_errors(py::module_& m) {
   types.trace = add_type(m, "TraceError",
                          "A trace is malformed, or a model cannot be traced.",
                          py::make_tuple(error));
-  types.input = add_type(m, "InputError",
-                         "A sample input is missing or not usable.",
-                         py::make_tuple(error, value_error));
+  types.input =
+      add_type(m, "InputError", "A sample input is missing or not usable.",
+               py::make_tuple(error, value_error));
   types.plan = add_type(m, "PlanError",
                         "A plan is malformed or belongs to another model.",
                         py::make_tuple(error));

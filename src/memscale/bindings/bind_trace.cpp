@@ -49,16 +49,36 @@ Entry<Op> op_at(const Trace& trace, std::size_t index) {
 void bind_entries(py::module_& m) {
   py::class_<Entry<Op>>(m, "Op")
       .def_readonly("index", &Entry<Op>::index)
-      .def_property_readonly("name", [](const Entry<Op>& e) { return e.entry->name; })
-      .def_property_readonly("phase", [](const Entry<Op>& e) { return to_string(e.entry->phase); })
-      .def_property_readonly("layer", [](const Entry<Op>& e) { return layer_name(*e.trace, e.entry->layer); })
-      .def_property_readonly("random", [](const Entry<Op>& e) { return e.entry->random; })
-      .def_property_readonly("mutates", [](const Entry<Op>& e) { return e.entry->mutates; })
-      .def_property_readonly("view", [](const Entry<Op>& e) { return e.entry->view; })
-      .def_property_readonly("opaque", [](const Entry<Op>& e) { return e.entry->opaque; })
-      .def_property_readonly("in_function", [](const Entry<Op>& e) { return e.entry->in_function; })
-      .def_property_readonly("flops", [](const Entry<Op>& e) { return e.entry->flops; })
-      .def_property_readonly("moved", [](const Entry<Op>& e) { return e.entry->moved; })
+      .def_property_readonly("name",
+                             [](const Entry<Op>& e) { return e.entry->name; })
+      .def_property_readonly(
+          "phase", [](const Entry<Op>& e) { return to_string(e.entry->phase); })
+      .def_property_readonly("layer",
+                             [](const Entry<Op>& e) {
+                               return layer_name(*e.trace, e.entry->layer);
+                             })
+      .def_property_readonly(
+          "forward",
+          [](const Entry<Op>& e) {
+            return e.entry->forward.valid()
+                       ? std::optional(e.entry->forward.index())
+                       : std::nullopt;
+          })
+      .def_property_readonly("random",
+                             [](const Entry<Op>& e) { return e.entry->random; })
+      .def_property_readonly(
+          "mutates", [](const Entry<Op>& e) { return e.entry->mutates; })
+      .def_property_readonly("view",
+                             [](const Entry<Op>& e) { return e.entry->view; })
+      .def_property_readonly("opaque",
+                             [](const Entry<Op>& e) { return e.entry->opaque; })
+      .def_property_readonly(
+          "in_function",
+          [](const Entry<Op>& e) { return e.entry->in_function; })
+      .def_property_readonly("flops",
+                             [](const Entry<Op>& e) { return e.entry->flops; })
+      .def_property_readonly("moved",
+                             [](const Entry<Op>& e) { return e.entry->moved; })
       .def_property_readonly("workspace", [](const Entry<Op>& e) {
         return e.entry->workspace_known ? std::optional(e.entry->workspace)
                                         : std::nullopt;
@@ -66,9 +86,17 @@ void bind_entries(py::module_& m) {
 
   py::class_<Entry<Storage>>(m, "Storage")
       .def_readonly("index", &Entry<Storage>::index)
-      .def_property_readonly("bytes", [](const Entry<Storage>& e) { return e.entry->bytes * e.entry->count; })
-      .def_property_readonly("category", [](const Entry<Storage>& e) { return to_string(e.entry->category); })
-      .def_property_readonly("layer", [](const Entry<Storage>& e) { return layer_name(*e.trace, e.entry->layer); })
+      .def_property_readonly("bytes",
+                             [](const Entry<Storage>& e) {
+                               return e.entry->bytes * e.entry->count;
+                             })
+      .def_property_readonly(
+          "category",
+          [](const Entry<Storage>& e) { return to_string(e.entry->category); })
+      .def_property_readonly("layer",
+                             [](const Entry<Storage>& e) {
+                               return layer_name(*e.trace, e.entry->layer);
+                             })
       .def_property_readonly("made_by", [](const Entry<Storage>& e) {
         return e.entry->born.valid()
                    ? std::optional(e.trace->at(e.entry->born).name)
@@ -86,7 +114,8 @@ void bind_trace(py::module_& m) {
       .def("__eq__", [](const Trace& a, const Trace& b) { return a == b; })
       .def("__len__", [](const Trace& t) { return t.ops.size(); })
       .def("__getitem__", &op_at, py::keep_alive<0, 1>())
-      .def_property_readonly("num_saves", [](const Trace& t) { return t.saves.size(); })
+      .def_property_readonly("num_saves",
+                             [](const Trace& t) { return t.saves.size(); })
       .def_readonly("saves_known", &Trace::saves_known)
       .def_readonly("notes", &Trace::notes)
       .def_property_readonly("layers", [](const Trace& t) {
@@ -96,9 +125,12 @@ void bind_trace(py::module_& m) {
       });
 
   py::class_<Instant>(m, "Instant")
-      .def_property_readonly("op", [](const Instant& i) { return i.op.index(); })
+      .def_property_readonly("op",
+                             [](const Instant& i) { return i.op.index(); })
       .def_readonly("bytes", &Instant::bytes)
-      .def_property_readonly("by_category", [](const Instant& i) { return by_name(i.by_category); });
+      .def_property_readonly("by_category", [](const Instant& i) {
+        return by_name(i.by_category);
+      });
 
   py::class_<Fit>(m, "Fit")
       .def_readonly("fits", &Fit::fits)
@@ -108,31 +140,44 @@ void bind_trace(py::module_& m) {
   m.def("fit", &fit, py::arg("peak"), py::arg("capacity"));
 
   py::class_<Timeline>(m, "Timeline")
-      .def(py::init([](const Trace& trace, std::string_view place, Bytes granularity) {
+      .def(py::init([](const Trace& trace, std::string_view place,
+                       Bytes granularity) {
              return Timeline(trace, from_string<Place>(place), granularity);
            }),
-           py::arg("trace"), py::arg("place"), py::arg("granularity"), py::keep_alive<1, 2>())
+           py::arg("trace"), py::arg("place"), py::arg("granularity"),
+           py::keep_alive<1, 2>())
       .def("__len__", [](const Timeline& t) { return t.instants().size(); })
-      .def("__getitem__", [](const Timeline& t, std::size_t op) {
-        if (op >= t.instants().size()) throw py::index_error("no such op");
-        return t.instants()[op];
-      })
-      .def("peak", [](const Timeline& t, std::optional<std::string_view> phase) {
-        return phase ? t.peak(from_string<Phase>(*phase)) : t.peak();
-      }, py::arg("phase") = py::none())
+      .def("__getitem__",
+           [](const Timeline& t, std::size_t op) {
+             if (op >= t.instants().size()) throw py::index_error("no such op");
+             return t.instants()[op];
+           })
+      .def(
+          "peak",
+          [](const Timeline& t, std::optional<std::string_view> phase) {
+            return phase ? t.peak(from_string<Phase>(*phase)) : t.peak();
+          },
+          py::arg("phase") = py::none())
       .def_property_readonly("resident", &Timeline::resident)
-      .def("by_layer", [](const Timeline& t, std::size_t op) {
-        py::list shares;
-        for (const LayerShare& share : t.by_layer(OpId(op))) {
-          shares.append(py::make_tuple(layer_name(t.trace(), share.layer), share.bytes, by_name(share.by_category)));
-        }
-        return shares;
-      })
-      .def("held", [](const Timeline& t, std::size_t op) {
-        std::vector<Entry<Storage>> held;
-        for (const StorageId id : t.held(OpId(op))) held.push_back({&t.trace(), id.index(), &t.trace().at(id)});
-        return held;
-      }, py::keep_alive<0, 1>());
+      .def("by_layer",
+           [](const Timeline& t, std::size_t op) {
+             py::list shares;
+             for (const LayerShare& share : t.by_layer(OpId(op))) {
+               shares.append(py::make_tuple(layer_name(t.trace(), share.layer),
+                                            share.bytes,
+                                            by_name(share.by_category)));
+             }
+             return shares;
+           })
+      .def(
+          "held",
+          [](const Timeline& t, std::size_t op) {
+            std::vector<Entry<Storage>> held;
+            for (const StorageId id : t.held(OpId(op)))
+              held.push_back({&t.trace(), id.index(), &t.trace().at(id)});
+            return held;
+          },
+          py::keep_alive<0, 1>());
 }
 
 }  // namespace memscale

@@ -6,8 +6,8 @@ namespace memscale {
 
 Fit fit(Bytes peak, Bytes capacity) {
   if (peak < 0_B || capacity < 0_B) {
-    throw InternalError(str("a peak of ", peak.count(), " bytes in ",
-                            capacity.count()));
+    throw InternalError(
+        str("a peak of ", peak.count(), " bytes in ", capacity.count()));
   }
   Fit result;
   result.capacity = capacity;

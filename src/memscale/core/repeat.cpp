@@ -191,9 +191,8 @@ void find_backward(const Trace& trace, LayerCall& call) {
   };
   const auto first = std::ranges::find_if(trace.storages, born_in);
   const auto last = std::find_if_not(first, trace.storages.end(), born_in);
-  section.storages = {
-      static_cast<std::size_t>(first - trace.storages.begin()),
-      static_cast<std::size_t>(last - trace.storages.begin())};
+  section.storages = {static_cast<std::size_t>(first - trace.storages.begin()),
+                      static_cast<std::size_t>(last - trace.storages.begin())};
 
   // Besides what it made itself and what exists anyway, it takes one gradient.
   call.gradient_in = StorageId();
@@ -214,8 +213,8 @@ void find_backward(const Trace& trace, LayerCall& call) {
     }
   }
   if (!call.gradient_in.valid()) {
-    throw TraceError(
-        str("the backward of ", trace.at(call.layer).name, " takes no gradient"));
+    throw TraceError(str("the backward of ", trace.at(call.layer).name,
+                         " takes no gradient"));
   }
   call.gradient_out = StorageId();
   for (std::size_t i = section.storages.begin; i < section.storages.end; ++i) {

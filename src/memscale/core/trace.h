@@ -68,13 +68,14 @@ struct EnumNames<Category> {
       EnumName{Category::Transient, "transients"}};
 };
 
-inline constexpr std::size_t kNumCategories = EnumNames<Category>::kTable.size();
+inline constexpr std::size_t kNumCategories =
+    EnumNames<Category>::kTable.size();
 
 // The bytes behind values. Lifetimes are in ops: a storage is held while every
 // op from `born` to `freed` runs, both included; it is let go before the next
 // op begins.
 struct Storage {
-  Bytes bytes;  // as asked for, before an allocator's rounding
+  Bytes bytes;             // as asked for, before an allocator's rounding
   std::int64_t count = 1;  // stands for so many alike (optimizer steps)
   Place place = Place::Device;
   Category category = Category::Transient;
@@ -109,10 +110,10 @@ struct Op {
   bool random = false;           // draws from a generator
   bool mutates = false;          // writes into an input
   bool view = false;             // returns its input's bytes, computes nothing
-  bool opaque = false;           // a kernel that torch does not know from inside
-  bool in_function = false;      // inside a custom autograd.Function
-  std::int64_t flops = 0;        // multiply and add are two
-  Bytes moved;                   // read and written, at least
+  bool opaque = false;       // a kernel that torch does not know from inside
+  bool in_function = false;  // inside a custom autograd.Function
+  std::int64_t flops = 0;    // multiply and add are two
+  Bytes moved;               // read and written, at least
   Bytes workspace;  // a kernel's own scratch while it runs, on its device
   // False: nobody knows the workspace; `workspace` is then zero.
   bool workspace_known = false;

@@ -16,10 +16,8 @@ LayerId TraceBuilder::add_layer(std::string name) {
 StorageId TraceBuilder::add_resident(Bytes bytes, Place place,
                                      Category category, LayerId layer) {
   const StorageId id(trace_.storages.size());
-  trace_.storages.push_back({.bytes = bytes,
-                             .place = place,
-                             .category = category,
-                             .layer = layer});
+  trace_.storages.push_back(
+      {.bytes = bytes, .place = place, .category = category, .layer = layer});
   return id;
 }
 
@@ -161,7 +159,8 @@ void TraceBuilder::add_note(std::string note) {
 void TraceBuilder::multiply_foreach_temporaries() {
   for (std::size_t i = 0; i < trace_.ops.size(); ++i) {
     const Op& op = trace_.ops[i];
-    if (op.phase != Phase::Optimizer || !op.name.starts_with("aten::_foreach_")) {
+    if (op.phase != Phase::Optimizer ||
+        !op.name.starts_with("aten::_foreach_")) {
       continue;
     }
     const std::size_t pairs = std::min(op.inputs.size(), op.outputs.size());

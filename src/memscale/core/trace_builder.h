@@ -83,8 +83,8 @@ class TraceBuilder final {
   Phase phase_ = Phase::Forward;
   LayerId layer_;
   bool running_ = false;
-  std::vector<std::uint32_t> versions_;               // by storage
-  std::vector<std::vector<ValueId>> views_;           // by storage
+  std::vector<std::uint32_t> versions_;      // by storage
+  std::vector<std::vector<ValueId>> views_;  // by storage
   std::unordered_map<StorageId, std::vector<StorageId>> stands_for_;
 };
 

@@ -105,8 +105,8 @@ void Recorder::start() {
       at::RecordFunctionCallback(&Recorder::on_start, &Recorder::on_end)
           .needsInputs(true)
           .needsOutputs(true)
-          .scopes({at::RecordScope::FUNCTION,
-                   at::RecordScope::BACKWARD_FUNCTION}));
+          .scopes(
+              {at::RecordScope::FUNCTION, at::RecordScope::BACKWARD_FUNCTION}));
 }
 
 void Recorder::stop() {
@@ -118,7 +118,8 @@ void Recorder::stop() {
   find_dead();
 }
 
-// ---- observing ---------------------------------------------------------------
+// ---- observing
+// ---------------------------------------------------------------
 
 std::unique_ptr<at::ObserverContext> Recorder::on_start(
     const at::RecordFunction& fn) {
@@ -228,8 +229,7 @@ void Recorder::begin_op(const OpInfo& info, const at::RecordFunction& fn,
   const OpId id = builder_.begin_op(std::move(op));
   if (builder_.phase() == Phase::Forward &&
       std::this_thread::get_id() == forward_thread_) {
-    numbered_.push_back(
-        {at::sequence_number::peek(), builder_.layer(), id});
+    numbered_.push_back({at::sequence_number::peek(), builder_.layer(), id});
   }
 }
 
@@ -264,9 +264,9 @@ void Recorder::end_op(const at::RecordFunction& fn, OpContext& context) {
   if (is_identity) return cancel_op();
   if (context.tracker != nullptr) {
     context.tracker->stop();
-    builder_.set_workspace(Bytes(context.tracker->peak() -
-                                 std::max(context.tracker->before(),
-                                          context.tracker->current())));
+    builder_.set_workspace(
+        Bytes(context.tracker->peak() -
+              std::max(context.tracker->before(), context.tracker->current())));
   }
   builder_.end_op(std::move(outputs));
 }
@@ -285,8 +285,9 @@ void Recorder::end_recomputed_op(const at::RecordFunction& fn,
       if (place >= first.outputs.size()) return;
       const StorageId storage =
           builder_.trace().at(first.outputs[place++]).storage;
-      c10::StorageImpl* impl =
-          tensor.has_storage() ? tensor.storage().unsafeGetStorageImpl() : nullptr;
+      c10::StorageImpl* impl = tensor.has_storage()
+                                   ? tensor.storage().unsafeGetStorageImpl()
+                                   : nullptr;
       if (impl == nullptr || !storage.valid() || storage_ids_.contains(impl)) {
         return;
       }
@@ -325,15 +326,16 @@ void Recorder::begin_node(std::int64_t sequence_number) {
   node_op_ = {};
   if (sequence_number < 0) return;  // AccumulateGrad: of the last one's layer
   const auto number = static_cast<std::uint64_t>(sequence_number);
-  const auto after = std::ranges::upper_bound(numbered_, number, {},
-                                              &Numbered::number);
+  const auto after =
+      std::ranges::upper_bound(numbered_, number, {}, &Numbered::number);
   if (after == numbered_.begin()) return;
   const Numbered& entry = *std::prev(after);
   builder_.set_layer(entry.layer);
   if (entry.number == number) node_op_ = entry.op;
 }
 
-// ---- values and storages -----------------------------------------------------
+// ---- values and storages
+// -----------------------------------------------------
 
 bool Recorder::has_own_bytes(const c10::TensorImpl& tensor) const {
   const c10::DispatchKeySet keys = tensor.key_set();
@@ -369,7 +371,8 @@ ValueId Recorder::value_id(const at::Tensor& tensor) {
   const c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
   Value value;
   value.storage = storage_id(impl);
-  value.dtype = c10::getDtypeNames(c10::typeMetaToScalarType(impl.dtype())).first;
+  value.dtype =
+      c10::getDtypeNames(c10::typeMetaToScalarType(impl.dtype())).first;
   if (value.storage.valid()) {
     value.sizes = impl.sizes_default().vec();
     value.strides = impl.strides_default().vec();
@@ -378,8 +381,7 @@ ValueId Recorder::value_id(const at::Tensor& tensor) {
   return builder_.add_value(std::move(value));
 }
 
-std::vector<ValueId> Recorder::value_ids(
-    std::span<const c10::IValue> values) {
+std::vector<ValueId> Recorder::value_ids(std::span<const c10::IValue> values) {
   std::vector<ValueId> ids;
   for (const c10::IValue& value : values) {
     for_each_tensor(value, [&](const at::Tensor& tensor) {
@@ -450,7 +452,8 @@ bool Recorder::accumulates_in_place(const at::RecordFunction& fn) const {
          impl.is_non_overlapping_and_dense_default();
 }
 
-// ---- what the caller tells ---------------------------------------------------
+// ---- what the caller tells
+// ---------------------------------------------------
 
 LayerId Recorder::add_layer(std::string name) {
   const std::lock_guard lock(mutex_);

@@ -151,7 +151,8 @@ class Recorder final : public c10::DebugInfoBase,
   void end_recomputed_op(const at::RecordFunction& fn, const OpInfo& info);
   void begin_node(std::int64_t sequence_number);
 
-  // Whether it is one block of bytes that is its own: not sparse, not a wrapper.
+  // Whether it is one block of bytes that is its own: not sparse, not a
+  // wrapper.
   bool has_own_bytes(const c10::TensorImpl& tensor) const;
   StorageId storage_id(const c10::TensorImpl& tensor);
   ValueId value_id(const at::Tensor& tensor);
@@ -180,8 +181,8 @@ class Recorder final : public c10::DebugInfoBase,
   std::vector<Watched> watched_;
   std::unordered_map<StorageId, std::vector<Watched>> parked_;  // saved ones
   std::vector<at::Tensor> residents_;  // so that no address is used again
-  std::vector<Holders> holders_;  // by StorageId
-  std::vector<StorageId> hinted_;  // that have a last_needed
+  std::vector<Holders> holders_;       // by StorageId
+  std::vector<StorageId> hinted_;      // that have a last_needed
 
   // Autograd numbers its nodes as it makes them: from these a backward node
   // finds the layer and the op that made it.

@@ -100,8 +100,8 @@ void Recorder::repeat_backward(const LayerCall& model, LayerCall& call,
   const std::lock_guard lock(mutex_);
   find_dead();
   const StorageId gradient_in = storage_id(*gradient.unsafeGetTensorImpl());
-  for (const LastNeed& need : memscale::repeat_backward(
-           builder_, model, call, gradient_in)) {
+  for (const LastNeed& need :
+       memscale::repeat_backward(builder_, model, call, gradient_in)) {
     holders(need.storage).last_needed = need.op;
     hinted_.push_back(need.storage);
   }
