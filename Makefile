@@ -8,6 +8,8 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
+# For CMake, which asks Python for the headers that come as packages.
+export VIRTUAL_ENV := $(CURDIR)/$(VENV)
 JOBS ?= $(shell nproc)
 # Editable install into .venv, sharing the build tree of preset `dev`.
 EDITABLE := --no-build-isolation --no-deps -q -e . \
@@ -51,7 +53,7 @@ $(VENV)/.ready: $(VENV)/.torch requirements-dev.txt
 
 $(VENV)/.test-libraries: $(VENV)/.ready
 	@tools/debian_packages.sh gtest/gtest.h=libgtest-dev rapidcheck.h=librapidcheck-dev \
-	  benchmark/benchmark.h=libbenchmark-dev nlohmann/json.hpp=nlohmann-json3-dev
+	  benchmark/benchmark.h=libbenchmark-dev
 	@touch $@
 
 build: build/dev/.installed ## compile the C++ and install the package into .venv
@@ -100,6 +102,7 @@ bench: build $(VENV)/.test-libraries ## speed: figures, never assertions
 	@cmake --preset release -DPython3_EXECUTABLE=$(CURDIR)/$(VENV)/bin/python >/dev/null
 	@cmake --build --preset release -j $(JOBS) --target cpp_benchmarks
 	@build/release/benchmarks/cpp/allocator_benchmark
+	@$(VENV)/bin/python -m memscale.benchmarks predict
 
 CPP_SOURCES = $(shell git ls-files '*.h' '*.cpp' '*.cu')
 

@@ -61,7 +61,7 @@ class KnownIntegersMode(FakeTensorMode):
     def know(self, fake: FakeTensor, value: torch.Tensor) -> FakeTensor:
         """Give ``fake`` the values of ``value`` (a CPU tensor that nobody writes)."""
         if _is_followed(value):
-            fake._memscale_value = value
+            fake._memscale_value = value  # type: ignore[attr-defined]
         return fake
 
     def empty(

@@ -61,9 +61,7 @@ def watch_blocks(model: Tower) -> list[str]:
     for index, block in enumerate(model.blocks):
         name = f"blocks.{index}"
         block.register_forward_pre_hook(lambda *_, name=name: begun.append(name))
-        block.register_full_backward_pre_hook(
-            lambda *_, name=name: begun.append(name)
-        )
+        block.register_full_backward_pre_hook(lambda *_, name=name: begun.append(name))
     return begun
 
 
@@ -153,19 +151,15 @@ def test_names_the_place_where_it_really_failed(
         failed = fail(sim_of(capacity), rows, width, watch=False)
         report = report_of(*failed)
         assert (report.phase, report.seen_phase) == (phase, phase)
-        assert report.first_step
+        assert report.first_step or phase == "optimizer"  # which made the state
         assert report.capacity == report.available == capacity
         assert report.excess == report.bytes - capacity > 0
         assert sum(report.breakdown.values()) == report.bytes
         assert sum(share.bytes for share in report.layers) == report.bytes
-        if phase == "forward":
-            assert report.layer == report.seen_layer == block
-        if phase == "backward" and report.layer is not None:
-            assert report.layer in (block, "last")
-        if phase == "optimizer":
-            assert report.breakdown["optimizer_state"] > 0
-        else:
-            assert report.breakdown["optimizer_state"] == 0
+        assert report.layer == (None if phase == "optimizer" else block)
+        assert report.seen_layer == (block if phase == "forward" else None)
+        state = report.breakdown["optimizer_state"]
+        assert (state > 0) == (phase == "optimizer")
         del failed, report
 
 
@@ -222,7 +216,7 @@ def test_options_are_true(sim_of: MakeDevice) -> None:
 
 
 def test_halves_until_it_fits(sim_of: MakeDevice) -> None:
-    report = report_of(*fail(sim_of("1MiB"), 2048, 64, watch=False))
+    report = report_of(*fail(sim_of("2MiB"), 2048, 64, watch=False))
     batches = [o for o in report.options if o.change.startswith("batch")]
     assert [option.fits for option in batches] == [True, False]
     assert batches[1].change == "batch 2048 -> 1024"
@@ -230,7 +224,7 @@ def test_halves_until_it_fits(sim_of: MakeDevice) -> None:
 
 def test_options_that_do_not_apply_are_left_out(sim_of: MakeDevice) -> None:
     device = sim_of("1MiB")
-    model = nn.Linear(64, 4096).to(device)
+    model = nn.Linear(64, 1024).to(device)
     batch = torch.zeros(1, 64, device=device)
     with pytest.raises(torch.OutOfMemoryError) as caught:
         model(torch.zeros(4096, 64, device=device))

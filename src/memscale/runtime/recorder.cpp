@@ -4,7 +4,6 @@
 #include <ATen/SequenceNumber.h>
 #include <ATen/autocast_mode.h>
 #include <c10/core/DispatchKeySet.h>
-#include <c10/core/ScalarType.h>
 #include <c10/core/TensorOptions.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
@@ -16,6 +15,7 @@
 #include "memscale/core/op_facts.h"
 #include "memscale/runtime/memory_tracker.h"
 #include "memscale/runtime/op_info.h"
+#include "memscale/runtime/tensor_kinds.h"
 
 namespace memscale {
 namespace {
@@ -32,40 +32,6 @@ thread_local int function_depth = 0;
 
 Recorder* current_recorder() {
   return static_cast<Recorder*>(c10::ThreadLocalDebugInfo::get(kSlot));
-}
-
-template <typename F>
-void for_each_tensor(const c10::IValue& value, const F& visit) {
-  if (value.isTensor()) {
-    if (value.toTensor().defined()) visit(value.toTensor());
-  } else if (value.isTensorList()) {
-    for (const at::Tensor& tensor : value.toTensorList().vec()) {
-      if (tensor.defined()) visit(tensor);
-    }
-  } else if (value.isList()) {  // of optional tensors
-    for (const c10::IValue& element : value.toListRef()) {
-      if (element.isTensor() && element.toTensor().defined()) {
-        visit(element.toTensor());
-      }
-    }
-  }
-}
-
-// Note [Inside fake tensors]
-// A fake tensor is a meta tensor in a Python subclass. Calls on the bare meta
-// tensor are torch's own bookkeeping, and no bytes stand behind it.
-bool is_bare_meta(const c10::TensorImpl& tensor) {
-  const c10::DispatchKeySet keys = tensor.key_set();
-  return keys.has_backend(c10::BackendComponent::MetaBit) &&
-         !keys.has(c10::DispatchKey::Python);
-}
-
-// Tensors whose storage is not theirs, or not one block of bytes.
-bool has_wrapper(const c10::DispatchKeySet& keys) {
-  return keys.has(c10::DispatchKey::FuncTorchBatched) ||
-         keys.has(c10::DispatchKey::FuncTorchGradWrapper) ||
-         keys.has_any(c10::DispatchKeySet(c10::DispatchKey::Functionalize)) ||
-         keys.has(c10::DispatchKey::NestedTensor);
 }
 
 }  // namespace
@@ -118,8 +84,20 @@ void Recorder::stop() {
   find_dead();
 }
 
-// ---- observing
-// ---------------------------------------------------------------
+// ---- observing ----
+
+// Callbacks run inside torch's dispatcher: what goes wrong in them must not get
+// out. The recording ends there, and finish() tells why.
+template <typename F>
+void Recorder::guarded(const F& work) noexcept {
+  try {
+    work();
+  } catch (const std::exception& error) {
+    const std::lock_guard lock(mutex_);
+    if (failure_.empty()) failure_ = error.what();
+    pause();
+  }
+}
 
 std::unique_ptr<at::ObserverContext> Recorder::on_start(
     const at::RecordFunction& fn) {
@@ -129,7 +107,7 @@ std::unique_ptr<at::ObserverContext> Recorder::on_start(
   if (recorder == nullptr || recorder->paused_ > 0) return nullptr;
   if (fn.scope() == at::RecordScope::BACKWARD_FUNCTION) {
     ++node_depth;
-    recorder->begin_node(fn.seqNr());
+    recorder->guarded([&] { recorder->begin_node(fn.seqNr()); });
     return std::make_unique<OpContext>(Kind::Node);
   }
   const OpInfo* info = find_op_info(fn);
@@ -145,7 +123,9 @@ std::unique_ptr<at::ObserverContext> Recorder::on_start(
   auto context =
       std::make_unique<OpContext>(recomputed ? Kind::Recomputed : Kind::Op);
   context->info = info;
-  if (!recomputed) recorder->begin_op(*info, fn, *context);
+  if (!recomputed) {
+    recorder->guarded([&] { recorder->begin_op(*info, fn, *context); });
+  }
   ++leaf_depth;
   return context;
 }
@@ -154,6 +134,7 @@ void Recorder::on_end(const at::RecordFunction& fn,
                       at::ObserverContext* context) {
   auto* const ours = static_cast<OpContext*>(context);
   if (ours == nullptr) return;
+  Recorder* recorder = current_recorder();
   switch (ours->kind) {
     case OpContext::Kind::Node:
       --node_depth;
@@ -163,13 +144,13 @@ void Recorder::on_end(const at::RecordFunction& fn,
       return;
     case OpContext::Kind::Op:
       --leaf_depth;
-      if (Recorder* recorder = current_recorder()) recorder->end_op(fn, *ours);
+      if (recorder == nullptr) return;
+      recorder->guarded([&] { recorder->end_op(fn, *ours); });
       return;
     case OpContext::Kind::Recomputed:
       --leaf_depth;
-      if (Recorder* recorder = current_recorder()) {
-        recorder->end_recomputed_op(fn, *ours->info);
-      }
+      if (recorder == nullptr) return;
+      recorder->guarded([&] { recorder->end_recomputed_op(fn, *ours->info); });
       return;
   }
 }
@@ -235,6 +216,7 @@ void Recorder::begin_op(const OpInfo& info, const at::RecordFunction& fn,
 
 void Recorder::end_op(const at::RecordFunction& fn, OpContext& context) {
   const std::lock_guard lock(mutex_);
+  if (!builder_.op_is_running()) return;  // its begin failed
   bool bare_meta = false;
   for (const c10::IValue& output : fn.outputs()) {
     for_each_tensor(output, [&](const at::Tensor& tensor) {
@@ -245,9 +227,9 @@ void Recorder::end_op(const at::RecordFunction& fn, OpContext& context) {
   for (const StorageId storage : context.written) {
     builder_.bump_version(storage);
   }
-  if (context.accumulated.valid()) {
+  if (context.accumulated.valid() && !fn.outputs().empty()) {
     builder_.bump_version(context.accumulated);
-    for_each_tensor(fn.outputs().at(0), [&](const at::Tensor& tensor) {
+    for_each_tensor(fn.outputs().front(), [&](const at::Tensor& tensor) {
       watch(tensor.storage().unsafeGetStorageImpl(), context.accumulated);
     });
   }
@@ -334,235 +316,10 @@ void Recorder::begin_node(std::int64_t sequence_number) {
   if (entry.number == number) node_op_ = entry.op;
 }
 
-// ---- values and storages
-// -----------------------------------------------------
-
-bool Recorder::has_own_bytes(const c10::TensorImpl& tensor) const {
-  const c10::DispatchKeySet keys = tensor.key_set();
-  return tensor.has_storage() && !has_wrapper(keys) && !is_bare_meta(tensor) &&
-         (!keys.has(c10::DispatchKey::Python) || is_fake_(tensor));
-}
-
-StorageId Recorder::storage_id(const c10::TensorImpl& tensor) {
-  if (!has_own_bytes(tensor)) return {};
-  c10::StorageImpl* impl = tensor.unsafe_storage().unsafeGetStorageImpl();
-  const c10::SymInt size = impl->sym_nbytes();
-  if (size.is_heap_allocated()) return {};
-  const Bytes bytes(size.as_int_unchecked());
-  const auto known = storage_ids_.find(impl);
-  if (known != storage_ids_.end()) {
-    builder_.grow(known->second, bytes);
-    return known->second;
-  }
-  const bool on_device =
-      tensor.key_set().has_backend(c10::toBackendComponent(backend_key_));
-  const Place place = on_device ? Place::Device : Place::Host;
-  // An op reads what no op that we saw has made: it came from outside.
-  const StorageId id =
-      builder_.op_is_running()
-          ? builder_.add_storage(bytes, place)
-          : builder_.add_resident(bytes, place, Category::Input,
-                                  builder_.layer());
-  watch(impl, id);
-  return id;
-}
-
-ValueId Recorder::value_id(const at::Tensor& tensor) {
-  const c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
-  Value value;
-  value.storage = storage_id(impl);
-  value.dtype =
-      c10::getDtypeNames(c10::typeMetaToScalarType(impl.dtype())).first;
-  if (value.storage.valid()) {
-    value.sizes = impl.sizes_default().vec();
-    value.strides = impl.strides_default().vec();
-    value.offset = impl.storage_offset_default();
-  }
-  return builder_.add_value(std::move(value));
-}
-
-std::vector<ValueId> Recorder::value_ids(std::span<const c10::IValue> values) {
-  std::vector<ValueId> ids;
-  for (const c10::IValue& value : values) {
-    for_each_tensor(value, [&](const at::Tensor& tensor) {
-      ids.push_back(value_id(tensor));
-    });
-  }
-  return ids;
-}
-
-Recorder::Holders& Recorder::holders(StorageId storage) {
-  if (holders_.size() <= storage.index()) holders_.resize(storage.index() + 1);
-  return holders_[storage.index()];
-}
-
-void Recorder::watch(c10::StorageImpl* impl, StorageId storage) {
-  storage_ids_[impl] = storage;
-  watched_.push_back(
-      {c10::weak_intrusive_ptr<c10::StorageImpl>(
-           c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(impl)),
-       storage});
-  ++holders(storage).impls;
-}
-
-void Recorder::find_dead() {
-  for (std::size_t i = 0; i < watched_.size();) {
-    Watched& entry = watched_[i];
-    if (holders_[entry.storage.index()].saves > 0) {
-      parked_[entry.storage].push_back(std::move(entry));
-    } else if (entry.impl.expired()) {
-      const StorageId storage = entry.storage;
-      storage_ids_.erase(entry.impl._unsafe_get_target());
-      --holders(storage).impls;
-      maybe_free(storage);
-    } else {
-      ++i;
-      continue;
-    }
-    if (i + 1 < watched_.size()) watched_[i] = std::move(watched_.back());
-    watched_.pop_back();
-  }
-  // Still held, by somebody else: then its end is not the layer's.
-  for (const StorageId storage : hinted_) holders(storage).last_needed = {};
-  hinted_.clear();
-}
-
-void Recorder::maybe_free(StorageId storage) {
-  const Holders& held = holders(storage);
-  if (held.impls == 0 && held.saves == 0) {
-    builder_.free(storage, held.last_needed);
-  }
-}
-
-// Note [Gradients that add up]
-// Where two gradients meet, autograd adds in place if nobody else holds the
-// first; never if it has a Python subclass, as fake tensors do. A fake run is
-// recorded as the real one would go.
-bool Recorder::accumulates_in_place(const at::RecordFunction& fn) const {
-  if (std::string_view(fn.name()) != "aten::add" || fn.inputs().size() < 2 ||
-      !fn.inputs()[0].isTensor() || !fn.inputs()[1].isTensor()) {
-    return false;
-  }
-  const at::Tensor& first = fn.inputs()[0].toTensor();
-  const c10::TensorImpl& impl = *first.unsafeGetTensorImpl();
-  // Besides autograd's own reference: the arguments' and the Python object's;
-  // besides the tensor's own storage reference: that of the meta tensor inside.
-  return impl.key_set().has(c10::DispatchKey::Python) && is_fake_(impl) &&
-         first.use_count() <= 3 && first.storage().use_count() <= 2 &&
-         impl.is_non_overlapping_and_dense_default();
-}
-
-// ---- what the caller tells
-// ---------------------------------------------------
-
-LayerId Recorder::add_layer(std::string name) {
-  const std::lock_guard lock(mutex_);
-  return builder_.add_layer(std::move(name));
-}
-
-void Recorder::add_resident(const at::Tensor& tensor, Category category,
-                            LayerId layer) {
-  const std::lock_guard lock(mutex_);
-  const c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
-  if (!has_own_bytes(impl) ||
-      storage_ids_.contains(impl.unsafe_storage().unsafeGetStorageImpl())) {
-    return;
-  }
-  const bool on_device =
-      impl.key_set().has_backend(c10::toBackendComponent(backend_key_));
-  const StorageId id = builder_.add_resident(
-      Bytes(static_cast<std::int64_t>(impl.unsafe_storage().nbytes())),
-      on_device ? Place::Device : Place::Host, category, layer);
-  storage_ids_[impl.unsafe_storage().unsafeGetStorageImpl()] = id;
-  holders(id).impls = 1;  // never looked at, never let go
-  residents_.push_back(tensor);
-}
-
-void Recorder::enter_layer(LayerId layer) {
-  const std::lock_guard lock(mutex_);
-  layer_stack_.push_back(builder_.layer());
-  builder_.set_layer(layer);
-  numbered_.push_back({at::sequence_number::peek(), layer, OpId()});
-}
-
-void Recorder::leave_layer() {
-  const std::lock_guard lock(mutex_);
-  if (layer_stack_.empty()) return;
-  builder_.set_layer(layer_stack_.back());
-  layer_stack_.pop_back();
-  numbered_.push_back({at::sequence_number::peek(), builder_.layer(), OpId()});
-}
-
-void Recorder::set_phase(Phase phase) {
-  const std::lock_guard lock(mutex_);
-  find_dead();
-  builder_.set_phase(phase);
-  builder_.set_layer(LayerId());
-  layer_stack_.clear();
-}
-
-void Recorder::set_category(const at::Tensor& tensor, Category category) {
-  const std::lock_guard lock(mutex_);
-  const StorageId id = storage_id(*tensor.unsafeGetTensorImpl());
-  if (id.valid()) builder_.set_category(id, category);
-}
-
-void Recorder::set_stands_for(const at::Tensor& tensor,
-                              const std::vector<at::Tensor>& parameters) {
-  const std::lock_guard lock(mutex_);
-  std::vector<StorageId> ids;
-  for (const at::Tensor& parameter : parameters) {
-    ids.push_back(storage_id(*parameter.unsafeGetTensorImpl()));
-  }
-  const StorageId id = storage_id(*tensor.unsafeGetTensorImpl());
-  if (id.valid()) builder_.set_stands_for(id, std::move(ids));
-}
-
-void Recorder::set_state(const at::Tensor& tensor,
-                         const at::Tensor& parameter) {
-  const std::lock_guard lock(mutex_);
-  const StorageId id = storage_id(*tensor.unsafeGetTensorImpl());
-  if (!id.valid()) return;
-  builder_.make_state(id, storage_id(*parameter.unsafeGetTensorImpl()));
-}
-
-void Recorder::add_note(std::string note) {
-  const std::lock_guard lock(mutex_);
-  builder_.add_note(std::move(note));
-}
-
-void Recorder::set_saves_unknown() {
-  const std::lock_guard lock(mutex_);
-  builder_.set_saves_unknown();
-}
-
-std::size_t Recorder::save(const at::Tensor& tensor) {
-  const std::lock_guard lock(mutex_);
-  const ValueId value = value_id(tensor);
-  const StorageId storage = builder_.trace().at(value).storage;
-  if (storage.valid()) ++holders(storage).saves;
-  return builder_.add_save(value);
-}
-
-void Recorder::release(std::size_t save) {
-  const std::lock_guard lock(mutex_);
-  const StorageId storage =
-      builder_.trace().at(builder_.trace().saves.at(save).value).storage;
-  builder_.release_save(save);
-  if (storage.valid()) unpin(storage);
-}
-
-void Recorder::unpin(StorageId storage) {
-  if (--holders(storage).saves > 0) return;
-  const auto parked = parked_.find(storage);
-  if (parked == parked_.end()) return maybe_free(storage);
-  for (Watched& entry : parked->second) watched_.push_back(std::move(entry));
-  parked_.erase(parked);
-}
-
 Trace Recorder::finish() {
   if (handle_) throw TraceError("stop recording before reading the trace");
   const std::lock_guard lock(mutex_);
+  if (!failure_.empty()) throw TraceError("recording failed: " + failure_);
   find_dead();
   Trace trace = builder_.finish();
   add_op_facts(trace, at::get_num_threads());

@@ -143,6 +143,8 @@ class Recorder final : public c10::DebugInfoBase,
   static void on_end(const at::RecordFunction& fn,
                      at::ObserverContext* context);
 
+  template <typename F>
+  void guarded(const F& work) noexcept;
   bool is_leaf(const OpInfo& info, const at::RecordFunction& fn) const;
   void begin_op(const OpInfo& info, const at::RecordFunction& fn,
                 OpContext& context);
@@ -175,6 +177,7 @@ class Recorder final : public c10::DebugInfoBase,
   std::mutex mutex_;
   TraceBuilder builder_;
   std::atomic<int> paused_{0};
+  std::string failure_;  // what ended the recording; empty: nothing did
   std::optional<at::CallbackHandle> handle_;
 
   std::unordered_map<const c10::StorageImpl*, StorageId> storage_ids_;
