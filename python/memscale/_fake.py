@@ -55,7 +55,7 @@ _UNINITIALISED = frozenset(
 DATA_DEPENDENT_ERRORS = (DataDependentOutputException, DynamicOutputShapeException)
 
 
-class KnownIntegersMode(FakeTensorMode):
+class KnownIntegersMode(FakeTensorMode):  # type: ignore[no-untyped-call]
     """A FakeTensorMode in which integer tensors may have known values."""
 
     def know(self, fake: FakeTensor, value: torch.Tensor) -> FakeTensor:

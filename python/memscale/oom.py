@@ -33,7 +33,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint
 
 from memscale import hardware
-from memscale._C import format_bytes, parse_bytes
+from memscale._C import TraceError, format_bytes, parse_bytes
 from memscale._optimizer_step import OptimizerLike
 from memscale.config import Config
 from memscale.estimator import Estimate, LayerShare, estimate
@@ -256,7 +256,7 @@ def _report(
     others = None
     if before is not None:
         if had_state is None:
-            had_state = before >= made.timeline.resident
+            had_state = before >= _resident(made)
         others = _others(made, step, before, had_state)
         if available is not None:
             available = max(0, available - others)
@@ -393,6 +393,13 @@ def _has_state(optimizer: OptimizerLike) -> bool | None:
     return len(optimizer.state) > 0
 
 
+def _resident(made: Estimate) -> int:
+    """What is held between steps."""
+    held = made.timeline[0].by_category
+    kept = ("parameters", "buffers", "inputs", "optimizer_state")
+    return sum(held[name] for name in kept)
+
+
 def _others(made: Estimate, step: _Step, before: int, had_state: bool) -> int:
     """Bytes of the device that were held before the step, and not by it."""
     held = made.timeline[0].by_category
@@ -430,8 +437,10 @@ def _find_place(
                         continue
                     if _bytes_at(made, index, first_step) > available:
                         return first_step, index
-    peak: int = made.timeline.peak().op
-    return candidates[-1], peak
+    peak = made.timeline.peak()
+    if peak is None:
+        raise TraceError("the step has no op")
+    return candidates[-1], peak.op
 
 
 def _bytes_at(made: Estimate, index: int, first_step: bool) -> int:
@@ -656,7 +665,7 @@ def _fitting(report: OomReport, where: str) -> list[str]:
         "or the step does what the sample, loss and optimizer given here do not."
     ]
     if report.allocated is not None:
-        resident = format_bytes(report.estimate.timeline.resident)
+        resident = format_bytes(_resident(report.estimate))
         lines.append(
             f"Allocated now are {format_bytes(report.allocated)}; model, batch and "
             f"optimizer state are {resident} of it at most."

@@ -30,7 +30,8 @@ class Renaming {
       return StorageId(
           shift(index, from_.forward.storages, to_.forward.storages));
     }
-    if (from_.backward && from_.backward->storages.contains(index)) {
+    if (from_.backward && to_.backward &&
+        from_.backward->storages.contains(index)) {
       return StorageId(
           shift(index, from_.backward->storages, to_.backward->storages));
     }
@@ -237,6 +238,7 @@ void find_backward(const Trace& trace, LayerCall& call) {
 std::vector<LastNeed> repeat_backward(TraceBuilder& builder,
                                       const LayerCall& model, LayerCall& next,
                                       StorageId gradient_in) {
+  if (!model.backward) throw InternalError("a backward is not known");
   next.gradient_in = gradient_in;
   append(builder, *model.backward, model, next, true);
   const Renaming renamed(model, next);

@@ -1,6 +1,7 @@
 #include "memscale/core/trace_builder.h"
 
 #include <algorithm>
+#include <ranges>
 #include <utility>
 
 #include "memscale/base/error.h"
@@ -39,8 +40,8 @@ ValueId TraceBuilder::add_value(Value value) {
   value.version = versions_[storage];
   // The newest views are the likeliest.
   auto& views = views_[storage];
-  for (auto id = views.rbegin(); id != views.rend(); ++id) {
-    if (trace_.at(*id) == value) return *id;
+  for (const ValueId view : std::views::reverse(views)) {
+    if (trace_.at(view) == value) return view;
   }
   trace_.values.push_back(std::move(value));
   views.emplace_back(trace_.values.size() - 1);

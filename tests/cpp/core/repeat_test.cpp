@@ -14,7 +14,7 @@ namespace {
 
 // Per layer: forward ops op0 (two results, the second dies at once), op1 (a
 // view of the first), op2; storages op0's two and op2's; saves the input and
-// the parameter of op0 and the input of op2.
+// the parameter of op0, the input of op2 and the mask.
 LayerSpec layer_spec() {
   LayerSpec spec;
   spec.ops = {
@@ -357,7 +357,7 @@ struct Pair {
     builder.set_layer(model.layer);
     const Trace& trace = builder.trace();
     model.forward.storages.begin = trace.storages.size();
-    run("aten::mul", {input, model.parameters[0], shared});
+    run("aten::mul", {input, model.parameters[0], shared, StorageId()});
     const StorageId result = make();
     for (const StorageId id : {input, result}) builder.add_save(value(id));
     model.forward.ops = {0, 1};
@@ -400,6 +400,9 @@ TEST(RepeatForward, CopiesWhatTheLayerAdded) {
   Pair pair;
   pair.builder.mutable_trace().ops[0].workspace = 3_B;
   pair.builder.mutable_trace().ops[0].workspace_known = true;
+  // What the model's are in the end is not known of the copies yet.
+  pair.builder.set_category(StorageId(pair.model.forward.storages.begin),
+                            Category::Activation);
   repeat_forward(pair.builder, pair.model, pair.copy);
   const Trace& trace = pair.builder.trace();
   EXPECT_EQ(pair.copy.forward.ops, (IdRange{1, 2}));
@@ -411,10 +414,13 @@ TEST(RepeatForward, CopiesWhatTheLayerAdded) {
   EXPECT_EQ(op.name, "aten::mul");
   EXPECT_EQ(op.layer, pair.copy.layer);
   EXPECT_EQ(op.workspace, 3_B);
-  ASSERT_EQ(op.inputs.size(), 3u);
+  ASSERT_EQ(op.inputs.size(), 4u);
   EXPECT_EQ(trace.at(op.inputs[0]).storage, pair.other_input);
   EXPECT_EQ(trace.at(op.inputs[1]).storage, pair.copy.parameters[0]);
   EXPECT_EQ(op.inputs[2], trace.ops[0].inputs[2]);  // the same for all
+  // Of unknown storage: not known to be the same.
+  EXPECT_EQ(trace.at(op.inputs[3]).storage, StorageId());
+  EXPECT_NE(op.inputs[3], trace.ops[0].inputs[3]);
   EXPECT_EQ(trace.storages.back().layer, pair.copy.layer);
   EXPECT_EQ(trace.storages.back().born, OpId(1));
   EXPECT_EQ(trace.storages.back().freed, OpId());
@@ -422,6 +428,7 @@ TEST(RepeatForward, CopiesWhatTheLayerAdded) {
   EXPECT_EQ(trace.at(trace.saves[2].value).storage, pair.other_input);
   EXPECT_EQ(trace.at(trace.saves[3].value).storage,
             StorageId(pair.copy.forward.storages.begin));
+  EXPECT_EQ(trace.storages.back().category, Category::Transient);
   // The builder knows the new values.
   EXPECT_EQ(pair.value(pair.copy.parameters[0]), op.inputs[1]);
 }

@@ -168,6 +168,12 @@ Value SyntheticStep::copy_forward(std::size_t layer) {
   result.storage = StorageId(result_.storage.index() -
                              calls_[1].forward.storages.begin + first);
   hold(result.storage);
+  // A result is the caller's, who keeps it of any layer; what the layer itself
+  // keeps until the end of forward is close_repeat()'s.
+  if (spec_.ops.back().kept == Kept::ForForward) {
+    hold(result.storage);
+    held_for_forward_.push_back(result.storage);
+  }
   return result;
 }
 

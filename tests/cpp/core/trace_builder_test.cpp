@@ -367,9 +367,9 @@ TEST(TraceBuilder, ForeachInPlaceMakesNothing) {
   Optimizing step;
   const StorageId before =
       run(step.builder, "aten::neg", step.read({step.a}), {40_B})[0];
-  const Ids both = step.read({step.a, step.b});
-  step.builder.begin_op(named("aten::_foreach_add_.List", both));
-  step.builder.end_op({both[0], step.builder.add_value(flat(before)),
+  const Ids inputs = step.read({step.a, step.a, step.a});
+  step.builder.begin_op(named("aten::_foreach_add_.List", inputs));
+  step.builder.end_op({inputs[0], step.builder.add_value(flat(before)),
                        step.builder.add_value(flat({}))});
   const Trace trace = step.builder.finish();
   EXPECT_EQ(trace.at(step.a).count, 1);
