@@ -28,6 +28,7 @@ from memscale._C import (  # noqa: E402
 from memscale.config import AsyncOffloadConfig, Config, OptimizationMode  # noqa: E402
 from memscale.estimator import Estimate, estimate  # noqa: E402
 from memscale.first_step import FirstStepEstimate, estimate_at_first_step  # noqa: E402
+from memscale.oom import OomReport, explain_oom  # noqa: E402
 
 __version__ = _version("memscale-open")
 
@@ -40,12 +41,14 @@ __all__ = [
     "FirstStepEstimate",
     "HardwareError",
     "InputError",
+    "OomReport",
     "OptimizationMode",
     "ParseError",
     "PlanError",
     "TraceError",
     "estimate",
     "estimate_at_first_step",
+    "explain_oom",
     "hardware",
     "logs",
     "memory",

@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 import memscale
-from memscale.oom import OomReport, _read_message, explain_oom
+from memscale._oom_place import read_message
+from memscale.oom import OomReport, explain_oom
 
 MakeDevice = Callable[[int | str], torch.device]
 
@@ -365,7 +366,7 @@ def test_reads_the_message_of_cuda() -> None:
         "20.00 GiB allowed; Of the allocated memory 21.00 GiB is allocated by "
         "PyTorch, and 512.00 KiB is reserved by PyTorch but unallocated."
     )
-    assert _read_message(text) == {
+    assert read_message(text) == {
         "requested": 20 << 20,
         "capacity": 47 << 29,
         "free": 16 << 20,
@@ -373,7 +374,7 @@ def test_reads_the_message_of_cuda() -> None:
         "allocated": 21 << 30,
         "reserved": 512 << 10,
     }
-    assert _read_message("no numbers") == {}
+    assert read_message("no numbers") == {}
 
 
 def test_a_card_of_a_message_has_what_is_free_and_torchs() -> None:

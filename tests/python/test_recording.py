@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 from transformers import BertConfig, BertForMaskedLM
 
 import memscale
@@ -20,6 +21,9 @@ from memscale.benchmarks.measure import measure_peak
 from memscale.inputs import Call, read_call
 from memscale.recording import record_step
 from memscale.tracing import CannotTrace, _StaticTracer
+
+# Loaded before the first backward: autograd's engine counts devices there, once.
+pytestmark = pytest.mark.usefixtures("sim")
 
 
 def mlp() -> nn.Module:
@@ -67,12 +71,20 @@ def steps(trace: Trace, granularity: int) -> list[tuple[Any, ...]]:
     """Each op's name, phase, layer and bytes, as a real run and a fake one have them.
 
     A fake scalar is lifted by an op of its own; where gradients meet, a real run
-    adds in place, and a fake one notes that it would have.
+    adds in place, and a fake one notes that it would have; a view has two names.
     """
+    same = {
+        "aten::add_.Tensor": "aten::add.Tensor",
+        "aten::_reshape_alias": "aten::view",
+    }
     timeline = Timeline(trace, "device", granularity)
     return [
-        (trace[i].name.replace("add_.", "add."), trace[i].phase, trace[i].layer)
-        + ((timeline[i].bytes,) if granularity else ())
+        (
+            same.get(trace[i].name, trace[i].name),
+            trace[i].phase,
+            trace[i].layer,
+            timeline[i].bytes,
+        )
         for i in range(len(trace))
         if trace[i].name not in ("aten::lift_fresh", "aten::detach_")
     ]
@@ -146,9 +158,9 @@ class TestAgreement:
 class Looks(nn.Module):
     """Blocks, and a decision that only values can make."""
 
-    def __init__(self, body: nn.Module | None = None) -> None:
+    def __init__(self, dropout: float = 0.1) -> None:
         super().__init__()
-        self.body = nn.Sequential(*(Residual(32) for _ in range(6)))
+        self.body = nn.Sequential(*(Residual(32, dropout) for _ in range(6)))
         self.head = nn.Linear(32, 4)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -159,13 +171,13 @@ class Looks(nn.Module):
 
 
 class Residual(nn.Module):
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, dropout: float) -> None:
         super().__init__()
         self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-        self.dropout = nn.Dropout(0.1)
+        self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + self.dropout(self.down(self.up(x).relu()))
+        return x + self.dropout(self.down(F.gelu(self.up(x))))
 
 
 @pytest.fixture
@@ -247,40 +259,13 @@ class TestFallback:
         assert any(trace[i].random for i in range(len(trace)))
         assert not any(module.training for module in model.modules())
 
-    def test_a_foreign_kernel_is_seen_from_outside(self) -> None:
-        with torch.library._scoped_library("memscale_recorded", "DEF") as library:
-            library.define("doubled(Tensor x) -> Tensor")
-
-            def doubled(x: torch.Tensor) -> torch.Tensor:
-                scratch = torch.cat([x, x, x])
-                return scratch[: len(x)] * 2
-
-            library.impl("doubled", doubled, "CPU")
-            op = torch.ops.memscale_recorded.doubled.default
-
-            class Foreign(nn.Module):
-                def __init__(self) -> None:
-                    super().__init__()
-                    self.layer = nn.Linear(8, 8)
-
-                def forward(self, x: torch.Tensor) -> torch.Tensor:
-                    return self.layer(op(x)).sum()
-
-            e = memscale.estimate(Foreign(), torch.randn(64, 8), None)
-        assert e.method == "recorded"  # it has no fake kernel
-        data = json.loads(e.trace.to_json())
-        (seen,) = [o for o in data["ops"] if o["name"] == "memscale_recorded::doubled"]
-        assert seen["opaque"]
-        assert seen["workspace_known"]
-        assert seen["workspace"] == 3 * 64 * 8 * 4
-
 
 class TestOutOfMemory:
     def test_blocks_are_checkpointed_and_the_trace_is_the_same(
         self, sim_of: Callable[[int | str], torch.device]
     ) -> None:
         torch.manual_seed(0)
-        model = Looks()
+        model = Looks(dropout=0.0)
         x = torch.randn(512, 32)
 
         def peak_on(memory: int | str) -> tuple[int, Trace]:

@@ -62,6 +62,30 @@ class Renaming {
   const LayerCall& to_;
 };
 
+// The storages that a section's ops write into, each with its version before.
+class Writes {
+ public:
+  Writes(const Trace& trace, const Section& section) {
+    for (std::size_t i = section.ops.begin; i < section.ops.end; ++i) {
+      const Op& op = trace.ops[i];
+      for (const auto& values : {op.inputs, op.outputs}) {
+        for (const ValueId id : values) {
+          const Value& value = trace.at(id);
+          if (!value.storage.valid()) continue;
+          auto [entry, is_new] =
+              first_.try_emplace(value.storage, value.version);
+          entry->second = std::min(entry->second, value.version);
+        }
+      }
+    }
+  }
+  bool contains(StorageId id) const { return first_.contains(id); }
+  std::uint32_t first_version(StorageId id) const { return first_.at(id); }
+
+ private:
+  std::unordered_map<StorageId, std::uint32_t> first_;
+};
+
 // Appends copies of a section's ops, storages, values and saves; what happens
 // to the copies after the section is left open.
 Section append(TraceBuilder& builder, const Section& model,
@@ -92,14 +116,22 @@ Section append(TraceBuilder& builder, const Section& model,
 
   std::unordered_map<ValueId, ValueId> values;
   const std::size_t first_value = trace.values.size();
+  const Writes writes(trace, model);
   const auto value = [&](ValueId id) {
     const StorageId storage = renamed.storage(trace.at(id).storage);
-    if (storage == trace.at(id).storage && storage.valid()) return id;
+    const bool is_shared = storage == trace.at(id).storage && storage.valid();
+    // A storage that all layers write into is at a later version by now.
+    const std::uint32_t later =
+        is_shared && writes.contains(storage)
+            ? builder.version(storage) - writes.first_version(storage)
+            : 0;
+    if (is_shared && later == 0) return id;
     const auto [entry, is_new] =
         values.try_emplace(id, ValueId(trace.values.size()));
     if (is_new) {
       Value copied = trace.at(id);
       copied.storage = storage;
+      copied.version += later;
       trace.values.push_back(std::move(copied));
     }
     return entry->second;
@@ -113,8 +145,10 @@ Section append(TraceBuilder& builder, const Section& model,
     trace.ops.push_back(std::move(op));
   }
   for (std::size_t i = model.saves.begin; i < model.saves.end; ++i) {
-    trace.saves.push_back({.op = OpId(renamed.op(trace.saves[i].op.index())),
-                           .value = value(trace.saves[i].value)});
+    const OpId op = trace.saves[i].op;
+    trace.saves.push_back(
+        {.op = op.valid() ? OpId(renamed.op(op.index())) : OpId(),
+         .value = value(trace.saves[i].value)});
   }
   copy.values = {first_value, trace.values.size()};
   (backward ? *to.backward : to.forward).values = copy.values;
@@ -122,44 +156,98 @@ Section append(TraceBuilder& builder, const Section& model,
   return copy;
 }
 
-std::string place(const Trace& trace, std::size_t op) {
-  return str("op ", op, " (", trace.ops[op].name, ")");
-}
+// Two calls that should be alike, place by place.
+class Comparison {
+ public:
+  Comparison(const Trace& trace, const LayerCall& a, const LayerCall& b)
+      : trace_(trace), a_(a), b_(b), renamed_(a, b) {}
 
-// What makes two values alike but for their storage.
-bool alike(const Value& a, const Value& b) {
-  return a.dtype == b.dtype && a.sizes == b.sizes && a.strides == b.strides &&
-         a.offset == b.offset;
-}
-
-std::optional<std::string> section_difference(const Trace& trace,
-                                              const Section& a,
-                                              const Section& b,
-                                              const Renaming& renamed) {
-  if (a.ops.size() != b.ops.size() || a.storages.size() != b.storages.size() ||
-      a.saves.size() != b.saves.size()) {
-    return str(a.ops.size(), " ops, ", a.storages.size(), " storages and ",
-               a.saves.size(), " saves against ", b.ops.size(), ", ",
-               b.storages.size(), " and ", b.saves.size());
-  }
-  const auto same_values = [&](const std::vector<ValueId>& from,
-                               const std::vector<ValueId>& to) {
-    return std::ranges::equal(from, to, [&](ValueId x, ValueId y) {
-      return alike(trace.at(x), trace.at(y)) &&
-             renamed.storage(trace.at(x).storage) == trace.at(y).storage;
-    });
-  };
-  for (std::size_t i = 0; i < a.ops.size(); ++i) {
-    const Op& x = trace.ops[a.ops.begin + i];
-    const Op& y = trace.ops[b.ops.begin + i];
-    if (x.name != y.name || !same_values(x.inputs, y.inputs) ||
-        !same_values(x.outputs, y.outputs)) {
-      return str(place(trace, a.ops.begin + i), " against ",
-                 place(trace, b.ops.begin + i));
+  std::optional<std::string> sections(const Section& a,
+                                      const Section& b) const {
+    if (a.ops.size() != b.ops.size() ||
+        a.storages.size() != b.storages.size() ||
+        a.saves.size() != b.saves.size()) {
+      return str(a.ops.size(), " ops, ", a.storages.size(), " storages and ",
+                 a.saves.size(), " saves against ", b.ops.size(), ", ",
+                 b.storages.size(), " and ", b.saves.size());
     }
+    for (std::size_t i = 0; i < a.ops.size(); ++i) {
+      const Op& x = trace_.ops[a.ops.begin + i];
+      const Op& y = trace_.ops[b.ops.begin + i];
+      if (x.name != y.name || !same(x.inputs, y.inputs) ||
+          !same(x.outputs, y.outputs)) {
+        return str("op ", a.ops.begin + i, " (", x.name, ") against op ",
+                   b.ops.begin + i, " (", y.name, ")");
+      }
+    }
+    for (std::size_t i = 0; i < a.storages.size(); ++i) {
+      if (!same(trace_.storages[a.storages.begin + i],
+                trace_.storages[b.storages.begin + i])) {
+        return str("storage ", i,
+                   " has another size or is held for another time");
+      }
+    }
+    for (std::size_t i = 0; i < a.saves.size(); ++i) {
+      const Save& x = trace_.saves[a.saves.begin + i];
+      const Save& y = trace_.saves[b.saves.begin + i];
+      if (!same(x.value, y.value) || !same(x.op, y.op) ||
+          !same(x.released, y.released)) {
+        return str("save ", i, " is another");
+      }
+    }
+    return std::nullopt;
   }
-  return std::nullopt;
-}
+
+  std::optional<std::string> inputs() const {
+    for (std::size_t i = 0; i < a_.inputs.size(); ++i) {
+      if (i >= b_.inputs.size() ||
+          a_.inputs[i].valid() != b_.inputs[i].valid()) {
+        return "another number of inputs";
+      }
+      // What all layers get is held for the longest of them.
+      if (!a_.inputs[i].valid() || a_.inputs[i] == b_.inputs[i]) continue;
+      if (!same(trace_.at(a_.inputs[i]).freed, trace_.at(b_.inputs[i]).freed)) {
+        return str("input ", i, " is held for another time");
+      }
+    }
+    return std::nullopt;
+  }
+
+ private:
+  bool same(ValueId x, ValueId y) const {
+    const Value& a = trace_.at(x);
+    const Value& b = trace_.at(y);
+    return a.dtype == b.dtype && a.sizes == b.sizes && a.strides == b.strides &&
+           a.offset == b.offset && renamed_.storage(a.storage) == b.storage;
+  }
+  bool same(const std::vector<ValueId>& x,
+            const std::vector<ValueId>& y) const {
+    return std::ranges::equal(x, y,
+                              [&](ValueId a, ValueId b) { return same(a, b); });
+  }
+  // The same op of the layer, or both some op outside of it, or both none.
+  // Until backward is known, all that comes after the forward is outside.
+  bool same(OpId x, OpId y) const {
+    const bool x_inside = is_inside(x, a_);
+    if (x_inside != is_inside(y, b_)) return false;
+    return !x_inside || renamed_.op(x.index()) == y.index();
+  }
+  bool same(const Storage& x, const Storage& y) const {
+    return x.bytes == y.bytes && x.place == y.place && same(x.born, y.born) &&
+           same(x.freed, y.freed);
+  }
+  bool is_inside(OpId id, const LayerCall& call) const {
+    if (!id.valid()) return false;
+    const bool both = a_.backward && b_.backward;
+    return call.forward.ops.contains(id.index()) ||
+           (both && call.backward->ops.contains(id.index()));
+  }
+
+  const Trace& trace_;
+  const LayerCall& a_;
+  const LayerCall& b_;
+  Renaming renamed_;
+};
 
 }  // namespace
 
@@ -299,28 +387,15 @@ void close_repeat(TraceBuilder& builder, const LayerCall& model,
 
 std::optional<std::string> difference(const Trace& trace, const LayerCall& a,
                                       const LayerCall& b) {
-  const Renaming renamed(a, b);
-  if (const auto found =
-          section_difference(trace, a.forward, b.forward, renamed)) {
+  const Comparison comparison(trace, a, b);
+  if (const auto found = comparison.sections(a.forward, b.forward)) {
     return "forward: " + *found;
   }
   if (!a.backward || !b.backward) return std::nullopt;
-  if (const auto found =
-          section_difference(trace, *a.backward, *b.backward, renamed)) {
+  if (const auto found = comparison.sections(*a.backward, *b.backward)) {
     return "backward: " + *found;
   }
-  // Held as long: the forward's storages, relative to the backward.
-  for (std::size_t i = 0; i < a.forward.storages.size(); ++i) {
-    const OpId x = trace.storages[a.forward.storages.begin + i].freed;
-    const OpId y = trace.storages[b.forward.storages.begin + i].freed;
-    const bool x_inside = x.valid() && a.backward->ops.contains(x.index());
-    const bool y_inside = y.valid() && b.backward->ops.contains(y.index());
-    if (x_inside != y_inside ||
-        (x_inside && renamed.op(x.index()) != y.index())) {
-      return str("storage ", i, " of the layer is held for another time");
-    }
-  }
-  return std::nullopt;
+  return comparison.inputs();
 }
 
 }  // namespace memscale

@@ -126,10 +126,10 @@ void check_storage(const Trace& trace, std::size_t i) {
 
 void check_save(const Trace& trace, std::size_t i) {
   const Save& save = trace.saves[i];
-  check_id({"saves", i, "op"}, save.op, "ops", trace.ops);
+  check_optional_id({"saves", i, "op"}, save.op, "ops", trace.ops);
   check_id({"saves", i, "value"}, save.value, "values", trace.values);
   check_optional_id({"saves", i, "released"}, save.released, "ops", trace.ops);
-  if (save.released < save.op) {
+  if (save.op.valid() && save.released < save.op) {
     throw TraceError(str(Spot{"saves", i, "released"},
                          " must not come before the op that saves, ", save.op,
                          ", got ", save.released));

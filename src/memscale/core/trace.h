@@ -123,7 +123,7 @@ struct Op {
 
 // "The gradient of `op` needs `value`", until the op `released` has run.
 struct Save {
-  OpId op;
+  OpId op{};  // invalid: saved before the first op
   ValueId value;
   OpId released{};  // invalid: held beyond the step
 

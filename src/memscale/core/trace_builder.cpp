@@ -98,6 +98,10 @@ void TraceBuilder::bump_version(StorageId storage) {
   ++versions_[storage.index()];
 }
 
+std::uint32_t TraceBuilder::version(StorageId storage) const {
+  return storage.index() < versions_.size() ? versions_[storage.index()] : 0;
+}
+
 void TraceBuilder::grow(StorageId storage, Bytes bytes) {
   Bytes& held = trace_.storages.at(storage.index()).bytes;
   held = std::max(held, bytes);

@@ -41,6 +41,7 @@ class TraceBuilder final {
 
   // A write into the storage: later values of it are of a new version.
   void bump_version(StorageId storage);
+  std::uint32_t version(StorageId storage) const;
   // The storage is this large now (resize_, out=).
   void grow(StorageId storage, Bytes bytes);
 

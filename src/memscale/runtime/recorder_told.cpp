@@ -77,6 +77,7 @@ void Recorder::set_state(const at::Tensor& tensor,
   const StorageId id = storage_id(*tensor.unsafeGetTensorImpl());
   if (!id.valid()) return;
   builder_.make_state(id, storage_id(*parameter.unsafeGetTensorImpl()));
+  ++holders(id).impls;  // it outlives the tensor that stands for it here
 }
 
 void Recorder::add_note(std::string note) {

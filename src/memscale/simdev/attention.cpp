@@ -249,10 +249,12 @@ ForwardResult attention(const at::Tensor& query, const at::Tensor& key,
   at::Tensor seed = at::zeros({}, q.options().dtype(at::kLong));
   if (dropout_p > 0) {
     seed.random_(host_generator({}));  // one draw a call, not negative
-    // The layout that the CPU's kernel gives: [batch, length, heads, width].
-    output =
-        at::empty({q.size(0), q.size(2), q.size(1), v.size(3)}, q.options())
-            .transpose(1, 2);
+    // The query's layout, as the kernels of the CPU and of cards give it.
+    output = q.size(3) == v.size(3)
+                 ? at::empty_like(q)
+                 : at::empty({q.size(0), q.size(2), q.size(1), v.size(3)},
+                             q.options())
+                       .transpose(1, 2);
     logsumexp = at::empty({q.size(0), q.size(1), q.size(2)},
                           q.options().dtype(compute_type(q)));
     forward(make_problem(q, k, v, b, dropout_p, is_causal, scale,

@@ -156,8 +156,8 @@ TEST(TraceCheck, NamesTheFirstFault) {
          t.storages[1].freed = OpId(1);
        },
        "storages[1].freed must not come before born, op 2, got 1"},
-      {[](Trace& t) { t.saves[0].op = OpId(); },
-       "saves[0].op must point into ops, got no id"},
+      {[](Trace& t) { t.saves[0].op = OpId(3); },
+       "saves[0].op must point into ops, which has 3, got 3"},
       {[](Trace& t) { t.saves[0].value = ValueId(3); },
        "saves[0].value must point into values, which has 3, got 3"},
       {[](Trace& t) { t.saves[1].released = OpId(3); },
