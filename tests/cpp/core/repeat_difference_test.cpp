@@ -2,6 +2,8 @@
 
 #include <functional>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "memscale/core/repeat.h"
 #include "synthetic_step.h"
@@ -36,50 +38,50 @@ Storage& made(Trace& trace, const IdRange& storages, std::size_t i) {
   return trace.storages[storages.begin + i];
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    Repeat, DifferenceOf,
-    testing::Values(
-        // Forward: 0 is op0's, 1 op0's scratch, 2 op1's, 3 op2's.
-        std::pair{"bytes_of_a_storage",
-                  Change([](Trace& t, const LayerCall& c) {
-                    made(t, c.forward.storages, 0).bytes = 1_GiB;
-                  })},
-        std::pair{"place_of_a_storage",
-                  Change([](Trace& t, const LayerCall& c) {
-                    made(t, c.forward.storages, 0).place = Place::Host;
-                  })},
-        std::pair{"freed_by_another_op_of_forward",
-                  Change([](Trace& t, const LayerCall& c) {
-                    made(t, c.forward.storages, 1).freed =
-                        OpId(c.forward.ops.end - 1);
-                  })},
-        std::pair{"freed_in_forward_or_never",
-                  Change([](Trace& t, const LayerCall& c) {
-                    made(t, c.forward.storages, 1).freed = OpId();
-                  })},
-        std::pair{"freed_by_another_op_of_backward",
-                  Change([](Trace& t, const LayerCall& c) {
-                    made(t, c.backward->storages, 0).freed =
-                        OpId(c.backward->ops.end - 1);
-                  })},
-        std::pair{"input_held_beyond_backward",
-                  Change([](Trace& t, const LayerCall& c) {
-                    t.storages[c.inputs[0].index()].freed = OpId();
-                  })},
-        std::pair{"save_of_another_value",
-                  Change([](Trace& t, const LayerCall& c) {
-                    t.saves[c.forward.saves.begin].value =
-                        t.ops[c.forward.ops.begin].outputs[1];
-                  })},
-        std::pair{
-            "save_of_another_op", Change([](Trace& t, const LayerCall& c) {
-              t.saves[c.forward.saves.begin].op = OpId(c.forward.ops.begin + 1);
-            })},
-        std::pair{"save_never_released",
-                  Change([](Trace& t, const LayerCall& c) {
-                    t.saves[c.forward.saves.begin].released = OpId();
-                  })}),
-    [](const auto& param) { return param.param.first; });
+const std::vector<std::pair<std::string, Change>> kChanges = {
+    // Forward: 0 is op0's, 1 op0's scratch, 2 op1's, 3 op2's.
+    std::pair{"bytes_of_a_storage",
+              Change([](Trace& trace, const LayerCall& c) {
+                made(trace, c.forward.storages, 0).bytes = 1_GiB;
+              })},
+    std::pair{"place_of_a_storage",
+              Change([](Trace& trace, const LayerCall& c) {
+                made(trace, c.forward.storages, 0).place = Place::Host;
+              })},
+    std::pair{"freed_by_another_op_of_forward",
+              Change([](Trace& trace, const LayerCall& c) {
+                made(trace, c.forward.storages, 1).freed =
+                    OpId(c.forward.ops.end - 1);
+              })},
+    std::pair{"freed_in_forward_or_never",
+              Change([](Trace& trace, const LayerCall& c) {
+                made(trace, c.forward.storages, 1).freed = OpId();
+              })},
+    std::pair{"freed_by_another_op_of_backward",
+              Change([](Trace& trace, const LayerCall& c) {
+                made(trace, c.backward->storages, 0).freed =
+                    OpId(c.backward->ops.end - 1);
+              })},
+    std::pair{"input_held_beyond_backward",
+              Change([](Trace& trace, const LayerCall& c) {
+                trace.storages[c.inputs[0].index()].freed = OpId();
+              })},
+    std::pair{"save_of_another_value",
+              Change([](Trace& trace, const LayerCall& c) {
+                trace.saves[c.forward.saves.begin].value =
+                    trace.ops[c.forward.ops.begin].outputs[1];
+              })},
+    std::pair{
+        "save_of_another_op", Change([](Trace& trace, const LayerCall& c) {
+          trace.saves[c.forward.saves.begin].op = OpId(c.forward.ops.begin + 1);
+        })},
+    std::pair{"save_never_released",
+              Change([](Trace& trace, const LayerCall& c) {
+                trace.saves[c.forward.saves.begin].released = OpId();
+              })}};
+
+INSTANTIATE_TEST_SUITE_P(Repeat, DifferenceOf, testing::ValuesIn(kChanges),
+                         [](const auto& param) { return param.param.first; });
 
 // Layers that all write into the one gradient: each write is a version.
 TEST(RepeatBackward, WritesIntoAPassingGradientAreCounted) {

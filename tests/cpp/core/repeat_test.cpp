@@ -216,7 +216,8 @@ TEST(Difference, OfTheTimeThatBackwardHoldsWhatForwardMade) {
     };
   };
   const auto text = [](std::size_t i) {
-    return str("storage ", i, " of the layer is held for another time");
+    return str("forward: storage ", i,
+               " has another size or is held for another time");
   };
   check_mutations(
       {
