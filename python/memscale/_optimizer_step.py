@@ -178,10 +178,13 @@ def _fake_twin(
     twin.__dict__.update(optimizer.__dict__)
     twin.param_groups = groups
     twin.state = defaultdict(dict)
-    # A user's hooks are for the user's steps.
-    for name in list(vars(twin)):
-        if name.endswith("_hooks"):
-            setattr(twin, name, type(getattr(twin, name))())
+    for name, value in list(vars(twin).items()):
+        if name.endswith("_hooks"):  # the user's are for the user's steps
+            setattr(twin, name, type(value)())
+        elif isinstance(value, list) and all(
+            isinstance(p, nn.Parameter) and p in fake_of for p in value
+        ):  # LBFGS has its parameters twice
+            setattr(twin, name, [fake_of[p] for p in value])
     return twin, copies
 
 
