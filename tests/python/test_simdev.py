@@ -69,6 +69,7 @@ def test_resizes_only_while_empty(sim_of: SimOf) -> None:
 def test_out_of_memory_reads_like_torchs(sim_of: SimOf) -> None:
     device = sim_of("1MiB")
     held = torch.ones(1 << 17, device=device)  # 512 KiB
+    torch.accelerator.reset_accumulated_memory_stats()
     message = (
         r"^sim out of memory\. Tried to allocate 768\.00 KiB\. Device 0 has a total "
         r"capacity of 1\.00 MiB of which 512\.00 KiB is free\."
@@ -78,7 +79,6 @@ def test_out_of_memory_reads_like_torchs(sim_of: SimOf) -> None:
     assert torch.accelerator.memory_allocated() == 512 << 10
     assert held.sum().item() == 1 << 17
     assert torch.accelerator.memory_stats()["num_ooms"] == 1
-    torch.accelerator.reset_accumulated_memory_stats()
 
 
 def test_running_out_inside_a_kernel_leaves_the_device_usable(sim_of: SimOf) -> None:
