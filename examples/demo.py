@@ -1,7 +1,7 @@
 """`make demo`: train a small GPT-2 on a simulated card and see where its bytes go.
 
-Then the same training on a card half that size: the out-of-memory error that a
-user meets before MemScale.
+Predicted before it runs, and measured. Then the same training on a card half that
+size: the out-of-memory error that a user meets before MemScale, explained.
 """
 
 from __future__ import annotations
@@ -61,10 +61,9 @@ def train(device: torch.device, steps: int) -> tuple[list[float], dict[str, int]
             optimizer.zero_grad()
         losses.append(loss.item())
         peaks = {
-            "held between steps": update.current,
-            "peak in forward": forward.peak,
-            "peak in backward": backward.peak,
-            "peak in optimizer.step()": update.peak,
+            "forward": forward.peak,
+            "backward": backward.peak,
+            "optimizer": update.peak,
         }
     return losses, peaks
 
@@ -77,15 +76,21 @@ def main() -> None:
         f"\nTraining a byte-level GPT-2 (6 layers, width 256, batch {BATCH} x {LENGTH})"
         f" on a simulated card of 512 MiB, {STEPS} steps ..."
     )
+    batch = make_batch(0, torch.device("cpu"))
+    sample = {"input_ids": batch, "labels": batch}
+    predicted = memscale.estimate(make_model(), sample, "adamw", device=device)
     losses, peaks = train(device, STEPS)
     console.print(f"loss {losses[0]:.3f} -> {losses[-1]:.3f}\n")
 
-    table = Table(title="Bytes on the simulated card, last step")
+    table = Table(title="Peak bytes on the simulated card")
     table.add_column("phase")
-    table.add_column("bytes", justify="right")
-    table.add_column("", justify="right")
+    table.add_column("predicted", justify="right")
+    table.add_column("measured", justify="right")
+    table.add_column("error", justify="right")
     for phase, peak in peaks.items():
-        table.add_row(phase, f"{peak:,}", format_bytes(peak))
+        guess = predicted.phases[phase]
+        error = f"{100 * (guess - peak) / peak:+.2f} %"
+        table.add_row(phase, f"{guess:,}", f"{peak:,}", error)
     console.print(table)
 
     half = max(peaks.values()) // 2
@@ -94,7 +99,9 @@ def main() -> None:
     try:
         train(device, 1)
     except torch.OutOfMemoryError as error:
-        console.print(f"[bold red]torch.OutOfMemoryError[/]: {error}")
+        console.print(f"[bold red]torch.OutOfMemoryError[/]: {error}\n")
+        report = memscale.explain_oom(error, make_model(), sample, device=device)
+        print(report)
     else:
         raise SystemExit("the half-size card should have run out of memory")
     console.print(

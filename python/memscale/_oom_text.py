@@ -40,7 +40,7 @@ def oom_text(report: OomReport) -> str:
 
 def _header(report: OomReport) -> str:
     seen = report.seen_phase
-    if seen == "forward":
+    if seen == "forward" and report.seen_layer is not None:
         seen += f" of {layer_label(report.seen_layer)}"
     rows = {
         "asked for": report.requested and format_bytes(report.requested),
