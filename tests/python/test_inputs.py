@@ -26,6 +26,9 @@ from transformers import (
 import memscale
 from memscale.inputs import STAND_IN, build_call, describe, find_loss, read_call
 
+# Loaded before the first backward: autograd's engine counts devices there, once.
+pytestmark = pytest.mark.usefixtures("sim")
+
 
 class Sum(nn.Module):
     """Takes one or two tensors, by place or by name."""

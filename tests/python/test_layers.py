@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import nn
 
 import memscale
 import models
 from memscale.layers import find_layers
+
+# Loaded before the first backward: autograd's engine counts devices there, once.
+pytestmark = pytest.mark.usefixtures("sim")
 
 
 def block() -> nn.Module:

@@ -16,6 +16,9 @@ from torch.autograd.graph import saved_tensors_hooks
 import memscale
 from memscale._C import Recorder, Timeline, Trace
 
+# Loaded before the first backward: autograd's engine counts devices there, once.
+pytestmark = pytest.mark.usefixtures("sim")
+
 CPU = torch.device("cpu")
 
 

@@ -27,6 +27,9 @@ from memscale._repeat import NotRepeatable, equal_groups
 from memscale.inputs import read_call
 from memscale.tracing import TracedStep, _StaticTracer
 
+# Loaded before the first backward: autograd's engine counts devices there, once.
+pytestmark = pytest.mark.usefixtures("sim")
+
 LAYERS = 8
 WIDTH = 32
 
@@ -182,6 +185,14 @@ class Writes(Block):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x.add_(self.down(torch.relu(self.up(x))))
+
+
+class Keeps(Block):
+    """Keeps its output in an attribute until the next call."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.kept = super().forward(x)
+        return self.kept
 
 
 class TwoWays(nn.Module):
@@ -348,6 +359,7 @@ OTHERS: dict[str, Callable[[], nn.Module]] = {
     "detached": Detaches,
     "without gradients": WithoutGradients,
     "written in place": lambda: Stack(Writes),
+    "kept in an attribute": lambda: Stack(Keeps),
     "two outputs": Pairs,
     "parametrized": parametrized,
     "dropout by layer": lambda: Stack(lambda i: Block(i, 0.1 * (i == 4))),

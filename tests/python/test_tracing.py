@@ -15,6 +15,9 @@ import memscale
 import models
 from memscale._C import Timeline, Trace
 
+# Loaded before the first backward: autograd's engine counts devices there, once.
+pytestmark = pytest.mark.usefixtures("sim")
+
 
 def traced(
     model: nn.Module, *sample: Any, optimizer: Any = None, **options: Any
