@@ -13,7 +13,8 @@ to skip a layer now and then (layer drop); the trace is of the step that skips n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -26,7 +27,9 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.utils import _pytree as pytree
 
-__all__ = ["DATA_DEPENDENT_ERRORS", "KnownIntegersMode"]
+from memscale._C import TraceError
+
+__all__ = ["CannotTrace", "DATA_DEPENDENT_ERRORS", "KnownIntegersMode"]
 
 _aten = torch.ops.aten
 
@@ -51,8 +54,16 @@ _UNINITIALISED = frozenset(
     }
 )
 
+# torch's cache of fake results makes two tensors of one that is returned twice, so
+# that a first trace would differ from a second.
+_RETURNS_ONE_TENSOR_TWICE = frozenset({_aten.mkldnn_rnn_layer_backward.default})
+
 # What torch raises when a value decides and there is none.
 DATA_DEPENDENT_ERRORS = (DataDependentOutputException, DynamicOutputShapeException)
+
+
+class CannotTrace(TraceError):
+    """Fake tensors do not suffice for this model: it must be recorded for real."""
 
 
 class KnownIntegersMode(FakeTensorMode):  # type: ignore[no-untyped-call]
@@ -102,7 +113,8 @@ class KnownIntegersMode(FakeTensorMode):  # type: ignore[no-untyped-call]
             args = (args[0], [self._as_positions(index) for index in args[1]])
             args = (args[0], [index for some in args[1] for index in some])
         try:
-            result = super().__torch_dispatch__(func, types, args, kwargs)
+            with self._cache_unless(func in _RETURNS_ONE_TENSOR_TWICE):
+                result = super().__torch_dispatch__(func, types, args, kwargs)
         except DATA_DEPENDENT_ERRORS:
             known = _compute(func, args, kwargs)
             if known is None:
@@ -113,11 +125,33 @@ class KnownIntegersMode(FakeTensorMode):  # type: ignore[no-untyped-call]
             )
         if func._schema.is_mutable:
             _follow_writes(func, args, kwargs)
-        elif isinstance(result, FakeTensor) and _is_followed(result):
-            known = _compute(func, args, kwargs)
-            if known is not None:
-                self.know(result, known)
+        else:
+            self._know_results(result, func, args, kwargs)
         return result
+
+    def _know_results(self, result: Any, func: Any, args: Any, kwargs: Any) -> None:
+        several = isinstance(result, tuple | list)
+        results = result if several else [result]
+        followed = [isinstance(r, FakeTensor) and _is_followed(r) for r in results]
+        if not any(followed):
+            return
+        known = _compute(func, args, kwargs)
+        if known is None:
+            return
+        for fake, value, follow in zip(
+            results, known if several else [known], followed, strict=True
+        ):
+            if follow:
+                self.know(fake, value)
+
+    @contextmanager
+    def _cache_unless(self, condition: bool) -> Iterator[None]:
+        enabled = self.cache_enabled
+        self.cache_enabled = enabled and not condition
+        try:
+            yield
+        finally:
+            self.cache_enabled = enabled
 
     def _fake_of(self, value: torch.Tensor, device: torch.device) -> FakeTensor:
         return self.know(

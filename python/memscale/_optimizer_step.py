@@ -50,6 +50,11 @@ def describe_optimizer(optimizer: OptimizerLike) -> str:
         return _by_name(optimizer).__name__
     if isinstance(optimizer, torch.optim.Optimizer):
         return type(optimizer).__name__
+    if not callable(optimizer):
+        raise InputError(
+            "optimizer must be a name, an optimizer, a function that makes one or "
+            f"None, got {optimizer!r}"
+        )
     return getattr(getattr(optimizer, "func", optimizer), "__name__", repr(optimizer))
 
 
@@ -101,11 +106,13 @@ def trace_step(
         if parameter.grad is not None:
             recorder.set_stands_for(parameter.grad, alike)
     closure = inspect.signature(stepped.step).parameters.get("closure")
+    if closure is not None and closure.default is closure.empty:
+        raise InputError(
+            f"optimizer must step without a closure, got {type(stepped).__name__}: "
+            "what it keeps depends on how often it evaluates the loss"
+        )
     with _fakes_count_as_parameters():
-        if closure is not None and closure.default is closure.empty:
-            stepped.step(lambda: 1.0)  # LBFGS evaluates the loss itself
-        else:
-            stepped.step()
+        stepped.step()
     for parameter, state in stepped.state.items():
         for leaf in pytree.tree_leaves(state):
             if isinstance(leaf, torch.Tensor):
@@ -122,7 +129,7 @@ def _fill_gradients(parameters: list[torch.Tensor]) -> None:
 def _steps_one_by_one(optimizer: torch.optim.Optimizer) -> bool:
     """Whether what happens to a parameter depends on that parameter alone."""
     kind = type(optimizer)
-    return kind.__module__.startswith("torch.optim") and kind is not torch.optim.LBFGS
+    return kind.__module__.startswith("torch.optim")
 
 
 def _representatives(
@@ -138,10 +145,11 @@ def _representatives(
                 continue
             kind = (parameter.shape, parameter.stride(), parameter.dtype)
             alike = copies.pop(first[kind], []) if kind in first else []
+            alike.append(parameter)
             # Of a repeated layer the gradient is known, but there is no tensor.
             if parameter.grad is not None or kind not in first:
                 first[kind] = parameter
-            copies[first[kind]] = [*alike, parameter]
+            copies[first[kind]] = alike
         if first:
             reduced.append({**group, "params": list(first.values())})
     return reduced, copies
@@ -181,10 +189,6 @@ def _fake_twin(
     for name, value in list(vars(twin).items()):
         if name.endswith("_hooks"):  # the user's are for the user's steps
             setattr(twin, name, type(value)())
-        elif isinstance(value, list) and all(
-            isinstance(p, nn.Parameter) and p in fake_of for p in value
-        ):  # LBFGS has its parameters twice
-            setattr(twin, name, [fake_of[p] for p in value])
     return twin, copies
 
 

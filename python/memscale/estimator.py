@@ -243,6 +243,10 @@ def estimate(
     # What torch.compile made of it (asking for its class would import dynamo): the
     # module inside is traced; what compiling saves beyond that is not known.
     model = getattr(model, "_orig_mod", model)
+    if loss_fn is not None and not callable(loss_fn):
+        raise InputError(f"loss_fn must be callable, got {loss_fn!r}")
+    if config is not None and not isinstance(config, Config):
+        raise TypeError(f"config must be a Config, got {type(config).__name__}")
     for name, value in (("batch", batch), ("length", length)):
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise InputError(f"{name} must be a positive integer, got {value!r}")
@@ -271,19 +275,23 @@ def estimate_call(
     device, name = target or find_target(model, None)
     fallback = fallback and config.use_empirical_fallback
     step: TracedStep | None = None
+    why = "use_static_profiling is off"
     if config.use_static_profiling:
         try:
             step = trace_step(model, call, device, loss_fn=loss_fn, optimizer=optimizer)
         except CannotTrace as error:
             if not fallback:
                 raise
-            _log_once(f"{type(model).__name__} is recorded for real, because {error}")
+            why = str(error)
+            _log_once(f"{type(model).__name__} is recorded for real, because {why}")
     elif not fallback:
         raise InputError(
             "one of use_static_profiling and use_empirical_fallback must be on"
         )
     if step is None:
-        step = record_step(model, call, device, loss_fn=loss_fn, optimizer=optimizer)
+        step = record_step(
+            model, call, device, loss_fn=loss_fn, optimizer=optimizer, why=why
+        )
     return Estimate(step, call, describe_optimizer(optimizer), name)
 
 
@@ -309,9 +317,15 @@ def find_target(
         return _stand_in_device(), hardware.find(str(device)).name
     if found.type == "meta":
         raise InputError("device must be one that computes, got meta")
-    if found.type not in ("cpu", "meta") and found.index is None:
-        found = torch.device(found.type, 0)
-    return found, str(device)
+    if found.type == "cpu":
+        return found, str(device)
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    if accelerator is None or accelerator.type != found.type:
+        raise HardwareError(
+            f"device must be one that torch has here, got {found}; a card that is "
+            'not here goes by its name, "RTX 3090"'
+        )
+    return torch.device(found.type, found.index or 0), str(device)
 
 
 def _device_of(model: nn.Module) -> torch.device:

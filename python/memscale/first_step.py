@@ -30,7 +30,7 @@ from memscale.config import Config
 from memscale.estimator import Estimate, estimate_call, find_target
 from memscale.inputs import STAND_IN, Call
 from memscale.recording import finish_recording, observe_real_layers
-from memscale.tracing import CannotTrace, TracedStep, unpack
+from memscale.tracing import TracedStep, unpack
 
 if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
@@ -102,7 +102,10 @@ class FirstStepEstimate:
         self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
         if self._recorder is not None:
-            self._finish()  # the second step: the first was without an optimizer
+            # Another forward of the same step, or, after a backward, of the next:
+            # then the first was without an optimizer.
+            if self._recorder.phase != "forward":
+                self._finish()
             return
         if not (model.training and torch.is_grad_enabled()):
             return
@@ -112,7 +115,9 @@ class FirstStepEstimate:
             self.estimate = estimate_call(
                 model, self._call, self._optimizer, self._config, None, fallback=False
             )
-        except CannotTrace:
+        except Exception as error:
+            # The user's step goes on, whatever is wrong with the prediction of it.
+            _log.info("the first step is recorded, because %s", error)
             self.estimate = None
         if self.estimate is None or self.estimate.loss == STAND_IN:
             self._start(model)

@@ -124,6 +124,8 @@ def find_loss(output: Any, call: Call, loss_fn: LossFn | None) -> tuple[Any, str
             raise InputError(
                 f"loss_fn must return a single number, got {describe(loss)}"
             )
+        if not loss.requires_grad:
+            return None, "loss_fn, but it needs no gradient: there is no backward"
         return loss, "loss_fn"
     for candidate in _loss_candidates(output):
         if (

@@ -23,6 +23,7 @@ from memscale._C import LayerCall, Recorder, Trace, TraceError
 from memscale._fake import KnownIntegersMode
 from memscale._optimizer_step import OptimizerLike
 from memscale._optimizer_step import trace_step as trace_optimizer_step
+from memscale._randomness import same_randomness
 from memscale._shell import Faker
 from memscale.inputs import Call, LossFn, find_loss
 from memscale.layers import find_layers
@@ -40,6 +41,7 @@ def record_step(
     *,
     loss_fn: LossFn | None = None,
     optimizer: OptimizerLike = "adamw",
+    why: str = "it was asked for",
 ) -> TracedStep:
     """Run forward and backward once, on the model's own device, and record them.
 
@@ -48,7 +50,7 @@ def record_step(
     training modes and random states are as before; what the model's code does
     beyond them (a counter, a file) is done.
     """
-    _check_is_real(model, device)
+    _check_can_record(model, device, why)
     call = call.map_tensors(lambda tensor: tensor.to(device))
     try:
         return _record(model, call, device, loss_fn, optimizer, checkpointed=False)
@@ -68,7 +70,9 @@ def _record(
 ) -> TracedStep:
     recorder = Recorder(device, FakeTensor, fake_run=False)
     with ExitStack() as stack:
-        stack.enter_context(_restored(model, device))
+        stack.enter_context(_restored(model))
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.enable_grad())
         if not model.training:
             model.train()
         stack.enter_context(
@@ -102,24 +106,30 @@ def _loss(
         return find_loss(output, call, loss_fn)
 
 
-def _check_is_real(model: nn.Module, device: torch.device) -> None:
+def _check_can_record(model: nn.Module, device: torch.device, why: str) -> None:
+    kind = type(model).__name__
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         if tensor.device != device:
             raise TraceError(
-                f"{type(model).__name__} can only be recorded where it is: "
-                f"{name} is on {tensor.device}, not on {device}"
+                f"{kind} can only be recorded where it is: {name} is on "
+                f"{tensor.device}, not on {device} (recorded, because {why})"
             )
+    if any(p._post_accumulate_grad_hooks for p in model.parameters()):
+        raise TraceError(
+            f"{kind} has hooks that run as gradients arrive and may change its "
+            f"weights: it cannot be recorded (recorded, because {why})"
+        )
 
 
 @contextmanager
-def _restored(model: nn.Module, device: torch.device) -> Iterator[None]:
+def _restored(model: nn.Module) -> Iterator[None]:
     """Leave the model and the random states as they were."""
     modes = {module: module.training for module in model.modules()}
     gradients = {parameter: parameter.grad for parameter in model.parameters()}
-    buffers = {buffer: buffer.detach().clone() for buffer in model.buffers()}
-    devices = [] if device.type == "cpu" else [device.index or 0]
-    kind = "cuda" if device.type == "cpu" else device.type
-    with torch.random.fork_rng(devices=devices, device_type=kind):
+    buffers = {module: dict(module._buffers) for module in model.modules()}
+    written = [*model.buffers(), *_renormalised_weights(model)]
+    values = [(tensor, tensor.detach().clone()) for tensor in written]
+    with same_randomness():
         for parameter in gradients:
             parameter.grad = None
         try:
@@ -129,10 +139,22 @@ def _restored(model: nn.Module, device: torch.device) -> Iterator[None]:
                 module.training = training
             for parameter, gradient in gradients.items():
                 parameter.grad = gradient
+            for module, held in buffers.items():
+                module._buffers.update(held)
             with torch.no_grad():
-                for buffer, value in buffers.items():
-                    if not torch.equal(buffer, value):
-                        buffer.copy_(value)
+                for tensor, value in values:
+                    if not torch.equal(tensor, value):
+                        tensor.copy_(value)
+
+
+def _renormalised_weights(model: nn.Module) -> list[torch.Tensor]:
+    """Embeddings with max_norm write into their weights in forward."""
+    return [
+        module.weight
+        for module in model.modules()
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag)
+        and module.max_norm is not None
+    ]
 
 
 @contextmanager

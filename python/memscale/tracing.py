@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import threading
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -16,13 +17,18 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensor, UnsupportedFakeTensorException
+from torch._subclasses.fake_tensor import (
+    FakeTensor,
+    UnsupportedFakeTensorException,
+    UnsupportedOperatorException,
+)
 from torch.nn.parameter import UninitializedParameter
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from memscale import _repeat
 from memscale._C import Recorder, Trace, TraceError
-from memscale._fake import DATA_DEPENDENT_ERRORS, KnownIntegersMode
+from memscale._randomness import same_randomness
+from memscale._fake import DATA_DEPENDENT_ERRORS, CannotTrace, KnownIntegersMode
 from memscale._optimizer_step import OptimizerLike
 from memscale._optimizer_step import trace_step as trace_optimizer_step
 from memscale._shell import Faker, make_shell
@@ -40,9 +46,8 @@ __all__ = [
 
 _log = logging.getLogger("memscale")
 
-
-class CannotTrace(TraceError):
-    """Fake tensors do not suffice for this model: it must be recorded for real."""
+# While a step is traced, a few attributes of torch and transformers are replaced.
+_ONE_AT_A_TIME = threading.RLock()
 
 
 @dataclass(frozen=True)
@@ -69,11 +74,12 @@ def trace_step(
     the model's own error if the model does not accept the call.
     """
     tracer = _StaticTracer(model, call, device, loss_fn, optimizer)
-    try:
-        return tracer.trace(repeat=True)
-    except _repeat.NotRepeatable as why:
-        _log.debug("layers that look equal are traced one by one: %s", why)
-        return tracer.trace(repeat=False)
+    with _ONE_AT_A_TIME:
+        try:
+            return tracer.trace(repeat=True)
+        except _repeat.NotRepeatable as why:
+            _log.debug("layers that look equal are traced one by one: %s", why)
+            return tracer.trace(repeat=False)
 
 
 class _StaticTracer:
@@ -132,21 +138,26 @@ class _StaticTracer:
         rows = observe_layers(shell, recorder, mode if repeat else None, hooks)
         for tensor in call.tensors():
             recorder.add_resident(tensor, "inputs")
+        if any(p._post_accumulate_grad_hooks for p in self.model.parameters()):
+            recorder.add_note("hooks that run as gradients arrive are not traced")
         if not saves:
             recorder.set_saves_unknown()
             recorder.add_note("saved tensors are unknown: the model uses torch.func")
         with ExitStack() as stack:
             stack.enter_context(_fakes_pass_for_real())
             stack.enter_context(_quiet_fakes())
-            stack.enter_context(torch.random.fork_rng(devices=[]))
+            stack.enter_context(same_randomness())
             # In this thread: autograd's device threads may have been started
             # before the device was loaded, and then there is none for it.
             stack.enter_context(torch.autograd.set_multithreading_enabled(False))
+            stack.enter_context(torch.inference_mode(False))
+            stack.enter_context(torch.enable_grad())
             stack.enter_context(mode)
             recorder.start()
             stack.callback(recorder.stop)
             loss, source = _forward(shell, call, loss_fn, hooks)
             if loss is not None:
+                stack.enter_context(_outside_autocast(self.device))
                 recorder.set_phase("backward")
                 with _explained(self.call):
                     loss.backward()
@@ -214,6 +225,8 @@ _FAKE_LIMITS = (
     "convert all Tensors to FakeTensors",
     "torch.compile/export",
     "Cannot access data pointer",
+    "not supported for tensor subclasses",
+    "TorchScript",
 )
 
 
@@ -224,16 +237,30 @@ def _explained(call: Call) -> Iterator[None]:
         yield
     except (_repeat.NotRepeatable, TraceError):
         raise
-    except (*DATA_DEPENDENT_ERRORS, UnsupportedFakeTensorException) as error:
+    except DATA_DEPENDENT_ERRORS as error:
         raise CannotTrace(
             f"values decide what the model does ({type(error).__name__}: {error})"
         ) from error
+    except (UnsupportedFakeTensorException, UnsupportedOperatorException) as error:
+        raise CannotTrace(f"fake tensors cannot run it ({error})") from error
     except Exception as error:
         if any(limit in str(error) for limit in _FAKE_LIMITS):
             text = str(error).splitlines()[0]
             raise CannotTrace(f"fake tensors cannot run it ({text})") from error
         error.add_note(f"memscale called the model with {call}")
         raise
+
+
+@contextmanager
+def _outside_autocast(device: torch.device) -> Iterator[None]:
+    """Backward comes after ``with torch.autocast``, whose cast weights are gone."""
+    enabled = torch.is_autocast_enabled(device.type)
+    torch.set_autocast_enabled(device.type, False)
+    torch.clear_autocast_cache()
+    try:
+        yield
+    finally:
+        torch.set_autocast_enabled(device.type, enabled)
 
 
 @contextmanager

@@ -67,6 +67,10 @@ def measure_peak(
     gc.collect()
     with track(device) as run:
         trained = copy.deepcopy(model).to(device)
+        for module in trained.modules():  # deepcopy's buffers are not counted
+            for name, buffer in module._buffers.items():
+                if buffer is not None:
+                    module._buffers[name] = buffer.clone()
         moved = tree_map(
             lambda x: x.to(device, copy=True) if isinstance(x, torch.Tensor) else x,
             batch,

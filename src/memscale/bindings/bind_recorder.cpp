@@ -28,6 +28,12 @@ bool is_fake(const c10::TensorImpl& impl) {
   return object != nullptr && Py_TYPE(object) == fake_tensor_type;
 }
 
+// A result that its own node saves would hold that node, and so itself, until
+// backward; if there is none (an exception), for ever.
+at::Tensor without_graph(const at::Tensor& tensor) {
+  return tensor.grad_fn() == nullptr ? tensor : tensor.variable_data();
+}
+
 // A saved tensor, held as autograd would hold it (or not: a checkpoint drops
 // it); tells the recorder when it is let go.
 class SaveHandle final {
@@ -35,7 +41,7 @@ class SaveHandle final {
   SaveHandle(std::shared_ptr<Recorder> recorder, at::Tensor tensor, bool hold)
       : recorder_(std::move(recorder)),
         save_(recorder_->save(tensor)),
-        tensor_(hold ? std::move(tensor) : at::Tensor()) {}
+        tensor_(hold ? without_graph(tensor) : at::Tensor()) {}
   ~SaveHandle() {
     tensor_ = at::Tensor();
     recorder_->release(save_);
@@ -105,6 +111,8 @@ void bind_recorder(py::module_& m) {
            [](Recorder& r, std::string_view phase) {
              r.set_phase(from_string<Phase>(phase));
            })
+      .def_property_readonly("phase",
+                             [](Recorder& r) { return to_string(r.phase()); })
       .def(
           "set_category",
           [](Recorder& r, const at::Tensor& tensor, std::string_view category) {

@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <optional>
 #include <set>
 #include <string>
+#include <string_view>
 
 #include "memscale/base/error.h"
 #include "memscale/core/op_cost.h"
@@ -23,6 +25,19 @@ bool is_view(const Trace& trace, const Op& op) {
   });
 }
 
+// Some losses reduce into the tensor of the unreduced ones: a single number
+// that keeps all of their bytes.
+std::optional<Bytes> unreduced_loss(const Trace& trace, const Op& op) {
+  static const std::set<std::string_view> kLosses = {
+      "aten::mse_loss", "aten::smooth_l1_loss", "aten::binary_cross_entropy",
+      "aten::soft_margin_loss"};
+  if (!kLosses.contains(op.name) || op.outputs.size() != 1) return {};
+  const Value& loss = trace.at(op.outputs[0]);
+  if (!loss.storage.valid() || !loss.sizes.empty()) return {};
+  const Value& input = trace.at(op.inputs.at(0));
+  return Bytes(input.numel() * itemsize_of(loss.dtype));
+}
+
 }  // namespace
 
 void add_op_facts(Trace& trace, int num_threads) {
@@ -38,7 +53,13 @@ void add_op_facts(Trace& trace, int num_threads) {
       op.workspace_known = scratch.has_value();
       op.workspace = scratch.value_or(Bytes());
     }
-    if (op.opaque && !op.workspace_known) unknown.insert(op.name);
+    if (!op.workspace_known) unknown.insert(op.name);
+    if (const auto unreduced = unreduced_loss(trace, op)) {
+      Bytes& bytes =
+          trace.storages.at(trace.at(op.outputs[0]).storage.index()).bytes;
+      bytes = std::max(bytes, *unreduced);
+      op.workspace = std::max(op.workspace - *unreduced, Bytes());
+    }
     if (const auto reserve = lstm_reserve(trace, op)) {
       const StorageId kept = trace.at(op.outputs.back()).storage;
       if (kept.valid()) {
@@ -47,10 +68,13 @@ void add_op_facts(Trace& trace, int num_threads) {
       }
     }
   }
+  if (unknown.empty()) return;
+  std::string names;
   for (const std::string& name : unknown) {
-    trace.notes.push_back(
-        str("what ", name, " takes for itself while it runs is not known"));
+    names += (names.empty() ? "" : ", ") + name;
   }
+  trace.notes.push_back("workspaces that are not known, and left out: " +
+                        names);
 }
 
 }  // namespace memscale

@@ -202,7 +202,8 @@ void Recorder::begin_op(const OpInfo& info, const at::RecordFunction& fn,
   }
   if (builder_.phase() == Phase::Backward) {
     op.forward = node_op_;
-    if (node_depth == 0 && accumulates_in_place(fn)) {
+    if ((node_depth == 0 && accumulates_in_place(fn)) ||
+        fills_new_zeros(info, op)) {
       context.accumulated = builder_.trace().at(op.inputs[0]).storage;
       op.mutates = true;
     }
@@ -257,9 +258,12 @@ void Recorder::end_recomputed_op(const at::RecordFunction& fn,
                                  const OpInfo& info) {
   const std::lock_guard lock(mutex_);
   find_dead();
-  if (!recomputed_ || recomputed_->size() == 0) return;
+  if (!recomputed_ || recomputed_->size() == 0 ||
+      (!info.mutates && returns_its_inputs(fn))) {
+    return;
+  }
   const Op& first = builder_.trace().ops[recomputed_->begin];
-  if (first.name != info.name) return;  // one that was not worth recording
+  if (first.name != info.name) return;  // such as a bare meta tensor's
   ++recomputed_->begin;
   std::size_t place = 0;
   for (const c10::IValue& output : fn.outputs()) {
@@ -321,6 +325,7 @@ Trace Recorder::finish() {
   const std::lock_guard lock(mutex_);
   if (!failure_.empty()) throw TraceError("recording failed: " + failure_);
   find_dead();
+  finished_ = true;
   Trace trace = builder_.finish();
   add_op_facts(trace, at::get_num_threads());
   return trace;

@@ -70,6 +70,7 @@ class Recorder final : public c10::DebugInfoBase,
   void enter_layer(LayerId layer);
   void leave_layer();
   void set_phase(Phase phase);
+  Phase phase();
   void set_category(const at::Tensor& tensor, Category category);
   // ---- the optimizer's step, on one parameter of each kind ----
   // This parameter (or its gradient) stands for one of each of these.
@@ -96,7 +97,7 @@ class Recorder final : public c10::DebugInfoBase,
 
   // ---- saves ----
   std::size_t save(const at::Tensor& tensor);
-  void release(std::size_t save);
+  void release(std::size_t save) noexcept;
 
   // ---- equal layers: see core/repeat.h ----
   // A call that is traced: between begin and end, its forward.
@@ -165,6 +166,7 @@ class Recorder final : public c10::DebugInfoBase,
   void unpin(StorageId storage);  // one save fewer
   Holders& holders(StorageId storage);
   bool accumulates_in_place(const at::RecordFunction& fn) const;
+  bool fills_new_zeros(const OpInfo& info, const Op& op) const;
   LayerCall new_call(LayerId layer, const std::vector<at::Tensor>& parameters,
                      const std::vector<at::Tensor>& inputs);
   void bind(const at::Tensor& tensor, StorageId storage);
@@ -177,6 +179,7 @@ class Recorder final : public c10::DebugInfoBase,
   std::mutex mutex_;
   TraceBuilder builder_;
   std::atomic<int> paused_{0};
+  bool finished_ = false;
   std::string failure_;  // what ended the recording; empty: nothing did
   std::optional<at::CallbackHandle> handle_;
 

@@ -2,9 +2,12 @@
 
 #include <c10/core/ScalarType.h>
 
+#include <string>
 #include <string_view>
+#include <unordered_set>
 #include <utility>
 
+#include "memscale/runtime/op_info.h"
 #include "memscale/runtime/recorder.h"
 #include "memscale/runtime/tensor_kinds.h"
 
@@ -111,6 +114,29 @@ void Recorder::maybe_free(StorageId storage) {
 // Where two gradients meet, autograd adds in place if nobody else holds the
 // first; never if it has a Python subclass, as fake tensors do. A fake run is
 // recorded as the real one would go.
+bool Recorder::fills_new_zeros(const OpInfo& info, const Op& op) const {
+  // Gradients of indexing write into zeros that they have just made: in place,
+  // but for tensors with a Python subclass.
+  static const std::unordered_set<std::string_view> kFilling = {
+      "aten::scatter_add",
+      "aten::scatter.src",
+      "aten::index_add",
+      "aten::index_put",
+      "aten::_unsafe_index_put",
+      "aten::put",
+      "aten::index_fill.int_Scalar",
+      "aten::masked_scatter"};
+  if (!is_fake_run_ || op.inputs.empty() || !kFilling.contains(info.name)) {
+    return false;
+  }
+  const Trace& trace = builder_.trace();
+  const StorageId target = trace.at(op.inputs.front()).storage;
+  if (!target.valid()) return false;
+  const OpId born = trace.at(target).born;
+  return born.valid() && trace.at(born).phase == Phase::Backward &&
+         trace.at(born).name.find("zeros") != std::string::npos;
+}
+
 bool Recorder::accumulates_in_place(const at::RecordFunction& fn) const {
   if (std::string_view(fn.name()) != "aten::add" || fn.inputs().size() < 2 ||
       !fn.inputs()[0].isTensor() || !fn.inputs()[1].isTensor()) {
@@ -133,8 +159,9 @@ std::size_t Recorder::save(const at::Tensor& tensor) {
   return builder_.add_save(value);
 }
 
-void Recorder::release(std::size_t save) {
+void Recorder::release(std::size_t save) noexcept {
   const std::lock_guard lock(mutex_);
+  if (finished_) return;  // a tensor that outlives the trace
   const StorageId storage =
       builder_.trace().at(builder_.trace().saves.at(save).value).storage;
   builder_.release_save(save);

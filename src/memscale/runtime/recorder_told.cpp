@@ -54,6 +54,11 @@ void Recorder::set_phase(Phase phase) {
   layer_stack_.clear();
 }
 
+Phase Recorder::phase() {
+  const std::lock_guard lock(mutex_);
+  return builder_.phase();
+}
+
 void Recorder::set_category(const at::Tensor& tensor, Category category) {
   const std::lock_guard lock(mutex_);
   const StorageId id = storage_id(*tensor.unsafeGetTensorImpl());

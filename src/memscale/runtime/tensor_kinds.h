@@ -2,6 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
+#include <ATen/record_function.h>
 #include <c10/core/DispatchKeySet.h>
 #include <c10/core/TensorImpl.h>
 
@@ -25,6 +26,34 @@ void for_each_tensor(const c10::IValue& value, const F& visit) {
       }
     }
   }
+}
+
+// Whether two tensors are the same view of the same storage.
+inline bool is_same_view(const at::Tensor& a, const at::Tensor& b) {
+  const c10::TensorImpl& x = *a.unsafeGetTensorImpl();
+  const c10::TensorImpl& y = *b.unsafeGetTensorImpl();
+  return x.has_storage() && y.has_storage() &&
+         x.unsafe_storage().is_alias_of(y.unsafe_storage()) &&
+         x.sizes_default() == y.sizes_default() &&
+         x.strides_default() == y.strides_default() &&
+         x.storage_offset_default() == y.storage_offset_default();
+}
+
+// Whether a call's results are all arguments of it: detach and the like.
+inline bool returns_its_inputs(const at::RecordFunction& fn) {
+  bool all = !fn.outputs().empty();
+  for (const c10::IValue& output : fn.outputs()) {
+    for_each_tensor(output, [&](const at::Tensor& result) {
+      bool found = false;
+      for (const c10::IValue& input : fn.inputs()) {
+        for_each_tensor(input, [&](const at::Tensor& argument) {
+          found |= is_same_view(result, argument);
+        });
+      }
+      all &= found;
+    });
+  }
+  return all;
 }
 
 // Note [Inside fake tensors]
