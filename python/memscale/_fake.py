@@ -29,7 +29,7 @@ from torch.utils import _pytree as pytree
 
 from memscale._C import TraceError
 
-__all__ = ["CannotTrace", "DATA_DEPENDENT_ERRORS", "KnownIntegersMode"]
+__all__ = ["DATA_DEPENDENT_ERRORS", "CannotTrace", "KnownIntegersMode"]
 
 _aten = torch.ops.aten
 
@@ -52,6 +52,10 @@ _UNINITIALISED = frozenset(
         _aten.resize_.default,
         _aten.set_.source_Storage_storage_offset,
     }
+)
+
+_CONVOLUTIONS = frozenset(
+    {_aten.convolution.default, _aten.convolution_backward.default}
 )
 
 # torch's cache of fake results makes two tensors of one that is returned twice, so
@@ -106,6 +110,8 @@ class KnownIntegersMode(FakeTensorMode):  # type: ignore[no-untyped-call]
                 return value.item()
             if self.assume_values:
                 return False if args[0].dtype is torch.bool else 1
+        if func in _CONVOLUTIONS and args[0].device.type == "sim":
+            return self._convolution_on_sim(func, types, args, kwargs)
         if func is _aten._grouped_mm.default:
             with self:
                 return _grouped_mm(*args, **kwargs)
@@ -128,6 +134,21 @@ class KnownIntegersMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         else:
             self._know_results(result, func, args, kwargs)
         return result
+
+    def _convolution_on_sim(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        """As on the CPU, whose kernels it runs: they choose the results' layout."""
+
+        def moved(tree: Any, device: torch.device) -> Any:
+            return pytree.tree_map_only(
+                FakeTensor,
+                lambda t: self.empty(t.shape, t.stride(), t.dtype, device),
+                tree,
+            )
+
+        device = args[0].device
+        host_args, host_kwargs = moved((args, kwargs), torch.device("cpu"))
+        result = super().__torch_dispatch__(func, types, host_args, host_kwargs)
+        return moved(result, device)
 
     def _know_results(self, result: Any, func: Any, args: Any, kwargs: Any) -> None:
         several = isinstance(result, tuple | list)

@@ -19,6 +19,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from memscale._C import LayerCall, Recorder, TraceError
+from memscale._equal_layers import PLAIN, equal_groups
 from memscale._fake import KnownIntegersMode
 
 __all__ = ["SHORTEST_ROW", "NotRepeatable", "Row", "equal_groups", "has_gradient"]
@@ -26,76 +27,9 @@ __all__ = ["SHORTEST_ROW", "NotRepeatable", "Row", "equal_groups", "has_gradient
 # Two at each end are run: a shorter row has none to stand in for.
 SHORTEST_ROW = 5
 
-_PLAIN = (bool, int, float, str, type(None), torch.dtype, torch.device)
-_HOOKS = (
-    "_forward_hooks",
-    "_forward_pre_hooks",
-    "_backward_hooks",
-    "_backward_pre_hooks",
-)
-
 
 class NotRepeatable(Exception):
     """Layers that looked equal were not."""
-
-
-def equal_groups(layers: list[nn.Module]) -> list[list[int]]:
-    """The layers, by index, grouped by equal parts, shapes and settings.
-
-    Integers that count the layers (``layer_idx``) may differ. A layer with hooks, or
-    one that shares a parameter with another, is in no group.
-    """
-    shared = _shared_tensors(layers)
-    groups: list[tuple[Any, list[int]]] = []
-    for index, layer in enumerate(layers):
-        parts = _parts(layer)
-        if parts is None or any(id(t) in shared for t in _tensors_of(layer)):
-            continue
-        for first, members in groups:
-            if _alike(first, members[0], parts, index):
-                members.append(index)
-                break
-        else:
-            groups.append((parts, [index]))
-    return [members for _, members in groups]
-
-
-def _shared_tensors(layers: list[nn.Module]) -> set[int]:
-    seen: set[int] = set()
-    shared: set[int] = set()
-    for layer in layers:
-        ids = {id(tensor) for tensor in _tensors_of(layer)}
-        shared |= ids & seen
-        seen |= ids
-    return shared
-
-
-def _parts(layer: nn.Module) -> Any:
-    parts = []
-    for name, module in layer.named_modules():
-        if any(getattr(module, hooks, None) for hooks in _HOOKS):
-            return None
-        tensors = [
-            (key, tensor.shape, tensor.stride(), tensor.dtype, tensor.requires_grad)
-            for key, tensor in [*module._parameters.items(), *module._buffers.items()]
-            if tensor is not None
-        ]
-        settings = {k: v for k, v in vars(module).items() if isinstance(v, _PLAIN)}
-        parts.append((name, type(module), tensors, settings))
-    return parts
-
-
-def _alike(a: Any, a_index: int, b: Any, b_index: int) -> bool:
-    def same(x: Any, y: Any) -> bool:
-        counts = type(x) is int and type(y) is int and (x, y) == (a_index, b_index)
-        return counts or (type(x) is type(y) and x == y)
-
-    return len(a) == len(b) and all(
-        x[:3] == y[:3]
-        and x[3].keys() == y[3].keys()
-        and all(same(x[3][key], y[3][key]) for key in x[3])
-        for x, y in zip(a, b, strict=True)
-    )
 
 
 def mark_gradient(parameter: torch.Tensor) -> None:
@@ -186,7 +120,7 @@ class Row:
                         leaf.requires_grad,
                     )
                 )
-            elif isinstance(leaf, _PLAIN):
+            elif isinstance(leaf, PLAIN):
                 parts.append(leaf)
             elif _is_cache(leaf):
                 parts.append(id(leaf))
@@ -203,7 +137,7 @@ class Row:
         described: list[Any] = []
         for leaf in leaves:
             if not isinstance(leaf, torch.Tensor):
-                if not isinstance(leaf, _PLAIN):
+                if not isinstance(leaf, PLAIN):
                     return None
                 described.append(("plain", leaf))
                 continue

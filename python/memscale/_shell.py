@@ -15,7 +15,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from memscale._C import TraceError
-from memscale._fake import CannotTrace, KnownIntegersMode
+from memscale._fake import KnownIntegersMode
 
 __all__ = ["Faker", "make_shell"]
 

@@ -27,10 +27,10 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from memscale import _repeat
 from memscale._C import Recorder, Trace, TraceError
-from memscale._randomness import same_randomness
 from memscale._fake import DATA_DEPENDENT_ERRORS, CannotTrace, KnownIntegersMode
 from memscale._optimizer_step import OptimizerLike
 from memscale._optimizer_step import trace_step as trace_optimizer_step
+from memscale._randomness import same_randomness
 from memscale._shell import Faker, make_shell
 from memscale.inputs import Call, LossFn, find_loss
 from memscale.layers import Layers, find_layers

@@ -43,6 +43,7 @@ struct Recorder::OpContext final : at::ObserverContext {
   const OpInfo* info = nullptr;
   std::vector<StorageId> written;
   std::unique_ptr<MemoryTracker> tracker;
+  std::vector<at::Tensor> arguments;  // of a recomputed op
   StorageId accumulated;  // the op adds to this storage in place of a new one
 };
 
@@ -123,7 +124,14 @@ std::unique_ptr<at::ObserverContext> Recorder::on_start(
   auto context =
       std::make_unique<OpContext>(recomputed ? Kind::Recomputed : Kind::Op);
   context->info = info;
-  if (!recomputed) {
+  if (recomputed) {
+    // A RecordFunction's inputs are gone when its end is called.
+    for (const c10::IValue& input : fn.inputs()) {
+      for_each_tensor(input, [&](const at::Tensor& tensor) {
+        context->arguments.push_back(tensor);
+      });
+    }
+  } else {
     recorder->guarded([&] { recorder->begin_op(*info, fn, *context); });
   }
   ++leaf_depth;
@@ -150,7 +158,9 @@ void Recorder::on_end(const at::RecordFunction& fn,
     case OpContext::Kind::Recomputed:
       --leaf_depth;
       if (recorder == nullptr) return;
-      recorder->guarded([&] { recorder->end_recomputed_op(fn, *ours->info); });
+      recorder->guarded([&] {
+        recorder->end_recomputed_op(fn, *ours->info, ours->arguments);
+      });
       return;
   }
 }
@@ -255,11 +265,12 @@ void Recorder::end_op(const at::RecordFunction& fn, OpContext& context) {
 }
 
 void Recorder::end_recomputed_op(const at::RecordFunction& fn,
-                                 const OpInfo& info) {
+                                 const OpInfo& info,
+                                 const std::vector<at::Tensor>& arguments) {
   const std::lock_guard lock(mutex_);
   find_dead();
   if (!recomputed_ || recomputed_->size() == 0 ||
-      (!info.mutates && returns_its_inputs(fn))) {
+      (!info.mutates && are_all_among(fn.outputs(), arguments))) {
     return;
   }
   const Op& first = builder_.trace().ops[recomputed_->begin];

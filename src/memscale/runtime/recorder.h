@@ -151,7 +151,8 @@ class Recorder final : public c10::DebugInfoBase,
                 OpContext& context);
   void end_op(const at::RecordFunction& fn, OpContext& context);
   void cancel_op();
-  void end_recomputed_op(const at::RecordFunction& fn, const OpInfo& info);
+  void end_recomputed_op(const at::RecordFunction& fn, const OpInfo& info,
+                         const std::vector<at::Tensor>& arguments);
   void begin_node(std::int64_t sequence_number);
 
   // Whether it is one block of bytes that is its own: not sparse, not a

@@ -2,9 +2,11 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
-#include <ATen/record_function.h>
 #include <c10/core/DispatchKeySet.h>
 #include <c10/core/TensorImpl.h>
+
+#include <algorithm>
+#include <vector>
 
 // What kind of tensor an argument is, read from metadata: no op is called.
 
@@ -40,17 +42,14 @@ inline bool is_same_view(const at::Tensor& a, const at::Tensor& b) {
 }
 
 // Whether a call's results are all arguments of it: detach and the like.
-inline bool returns_its_inputs(const at::RecordFunction& fn) {
-  bool all = !fn.outputs().empty();
-  for (const c10::IValue& output : fn.outputs()) {
-    for_each_tensor(output, [&](const at::Tensor& result) {
-      bool found = false;
-      for (const c10::IValue& input : fn.inputs()) {
-        for_each_tensor(input, [&](const at::Tensor& argument) {
-          found |= is_same_view(result, argument);
-        });
-      }
-      all &= found;
+inline bool are_all_among(const std::vector<c10::IValue>& results,
+                          const std::vector<at::Tensor>& arguments) {
+  bool all = !results.empty();
+  for (const c10::IValue& value : results) {
+    for_each_tensor(value, [&](const at::Tensor& result) {
+      all &= std::ranges::any_of(arguments, [&](const at::Tensor& argument) {
+        return is_same_view(result, argument);
+      });
     });
   }
   return all;

@@ -128,7 +128,10 @@ TEST(OpFacts, AnOpOutsideOfTheTableHasNoKnownWorkspace) {
   add_op_facts(trace, 1);
   EXPECT_FALSE(trace.ops[0].workspace_known);
   EXPECT_EQ(trace.ops[0].workspace, 0_B);
-  EXPECT_TRUE(trace.notes.empty());
+  EXPECT_EQ(
+      trace.notes,
+      std::vector<std::string>{
+          "workspaces that are not known, and left out: aten::no_such_op"});
   EXPECT_NO_THROW(trace.check());
 }
 
@@ -144,14 +147,24 @@ TEST(OpFacts, OpaqueKernelsAreNotedOnceEach) {
   // Its name is in the table, its kernel is another.
   add_op(trace, "aten::exp", {a}, {b}).opaque = true;
   add_op_facts(trace, 1);
-  const auto note = [](const char* name) {
-    return str("what ", name, " takes for itself while it runs is not known");
-  };
   EXPECT_EQ(trace.notes,
-            (std::vector<std::string>{"before", note("aten::exp"),
-                                      note("lib::one"), note("lib::two")}));
+            (std::vector<std::string>{
+                "before",
+                "workspaces that are not known, and left out: aten::exp, "
+                "lib::one, lib::two"}));
   EXPECT_FALSE(trace.ops[0].workspace_known);
   EXPECT_TRUE(trace.ops[3].workspace_known);
+}
+
+TEST(OpFacts, SomeLossesKeepTheBytesOfTheUnreducedOnes) {
+  Trace trace;
+  const ValueId input = add_tensor(trace, {8, 4});
+  const ValueId target = add_tensor(trace, {8, 4});
+  const ValueId loss = add_tensor(trace, {});
+  add_op(trace, "aten::mse_loss", {input, target}, {loss});
+  add_op_facts(trace, 1);
+  EXPECT_EQ(trace.at(trace.at(loss).storage).bytes, 128_B);
+  EXPECT_EQ(trace.ops[0].workspace, 0_B);
 }
 
 // A layer whose fourth output is this one.
