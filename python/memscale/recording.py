@@ -222,6 +222,7 @@ class _Checkpointed:
                     forward,
                     *args,
                     use_reentrant=False,
+                    early_stop=False,  # it would end inside an op, unseen
                     context_fn=lambda: (self._forward(), self._recompute()),
                     **kwargs,
                 )

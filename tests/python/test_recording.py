@@ -265,7 +265,7 @@ class TestOutOfMemory:
         self, sim_of: Callable[[int | str], torch.device]
     ) -> None:
         torch.manual_seed(0)
-        model = Looks(dropout=0.0)
+        model = Looks(dropout=0.1)
         x = torch.randn(512, 32)
 
         def peak_on(memory: int | str) -> tuple[int, Trace]:

@@ -1,4 +1,6 @@
+#include <ATen/SequenceNumber.h>
 #include <pybind11/stl.h>
+#include <torch/csrc/autograd/function.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include <cstddef>
@@ -29,9 +31,12 @@ bool is_fake(const c10::TensorImpl& impl) {
 }
 
 // A result that its own node saves would hold that node, and so itself, until
-// backward; if there is none (an exception), for ever.
-at::Tensor without_graph(const at::Tensor& tensor) {
-  return tensor.grad_fn() == nullptr ? tensor : tensor.variable_data();
+// backward; if there is none (an exception), for ever. Its node is the newest.
+at::Tensor without_cycle(const at::Tensor& tensor) {
+  const auto& node = tensor.grad_fn();
+  const bool is_newest =
+      node != nullptr && node->sequence_nr() + 1 >= at::sequence_number::peek();
+  return is_newest ? tensor.variable_data() : tensor;
 }
 
 // A saved tensor, held as autograd would hold it (or not: a checkpoint drops
@@ -41,7 +46,7 @@ class SaveHandle final {
   SaveHandle(std::shared_ptr<Recorder> recorder, at::Tensor tensor, bool hold)
       : recorder_(std::move(recorder)),
         save_(recorder_->save(tensor)),
-        tensor_(hold ? without_graph(tensor) : at::Tensor()) {}
+        tensor_(hold ? without_cycle(tensor) : at::Tensor()) {}
   ~SaveHandle() {
     tensor_ = at::Tensor();
     recorder_->release(save_);

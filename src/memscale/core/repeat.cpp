@@ -238,9 +238,9 @@ class Comparison {
   }
   bool is_inside(OpId id, const LayerCall& call) const {
     if (!id.valid()) return false;
-    const bool both = a_.backward && b_.backward;
-    return call.forward.ops.contains(id.index()) ||
-           (both && call.backward->ops.contains(id.index()));
+    if (call.forward.ops.contains(id.index())) return true;
+    return a_.backward && b_.backward && call.backward &&
+           call.backward->ops.contains(id.index());
   }
 
   const Trace& trace_;
