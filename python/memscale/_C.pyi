@@ -328,8 +328,8 @@ class Timeline:
 # ---- recorder ----
 
 class SaveHandle:
-    @property
-    def tensor(self) -> torch.Tensor: ...
+    @staticmethod
+    def unpack(handle: SaveHandle) -> torch.Tensor: ...
 
 class LayerCall: ...
 

@@ -26,7 +26,7 @@ from torch.nn.parameter import UninitializedParameter
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from memscale import _repeat
-from memscale._C import Recorder, Trace, TraceError
+from memscale._C import Recorder, SaveHandle, Trace, TraceError
 from memscale._fake import DATA_DEPENDENT_ERRORS, CannotTrace, KnownIntegersMode
 from memscale._optimizer_step import OptimizerLike
 from memscale._optimizer_step import trace_step as trace_optimizer_step
@@ -45,6 +45,9 @@ __all__ = [
 ]
 
 _log = logging.getLogger("memscale")
+
+# The unpack hook of what Recorder.save packs.
+unpack = SaveHandle.unpack
 
 # While a step is traced, a few attributes of torch and transformers are replaced.
 _ONE_AT_A_TIME = threading.RLock()
@@ -201,11 +204,6 @@ def mark_gradients(recorder: Recorder, parameters: Iterable[torch.Tensor]) -> No
         recorder.set_category(parameter.grad, "gradients")
         if parameter.grad.layout is not torch.strided:
             recorder.add_note("sparse gradients are not counted")
-
-
-def unpack(handle: Any) -> torch.Tensor:
-    tensor: torch.Tensor = handle.tensor
-    return tensor
 
 
 def _know(

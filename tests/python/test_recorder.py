@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.graph import saved_tensors_hooks
 
 import memscale
-from memscale._C import Recorder, Timeline, Trace
+from memscale._C import Recorder, SaveHandle, Timeline, Trace
 
 # Loaded before the first backward: autograd's engine counts devices there, once.
 pytestmark = pytest.mark.usefixtures("sim")
@@ -212,7 +212,7 @@ class TestSaves:
         w = torch.randn(64, requires_grad=True)
         r = recorder()
         with recording(r):
-            with saved_tensors_hooks(r.save, lambda handle: handle.tensor):
+            with saved_tensors_hooks(r.save, SaveHandle.unpack):
                 loss = (w * w).sin().sum()
             r.set_phase("backward")
             loss.backward()
@@ -320,5 +320,5 @@ class TestMisuse:
         r = recorder()
         handle = r.save(torch.randn(4))
         del r
-        assert handle.tensor.shape == (4,)
+        assert SaveHandle.unpack(handle).shape == (4,)
         del handle

@@ -81,7 +81,8 @@ Tensors or_undefined(const std::vector<std::optional<at::Tensor>>& tensors) {
 
 void bind_recorder(py::module_& m) {
   py::class_<SaveHandle>(m, "SaveHandle")
-      .def_property_readonly("tensor", &SaveHandle::tensor);
+      .def_static("unpack",
+                  [](const SaveHandle& handle) { return handle.tensor(); });
   py::class_<LayerCall>(m, "LayerCall");
 
   py::class_<Recorder, std::shared_ptr<Recorder>>(m, "Recorder")
