@@ -180,3 +180,17 @@ def first_difference(a: Run, b: Run) -> str | None:
                 if not torch.equal(left[name], right[name]):
                     return f"step {i}: {what} {name}"
     return None
+
+
+def mlp(bias: bool = True) -> nn.Sequential:
+    return nn.Sequential(
+        nn.Linear(8, 16, bias=bias),
+        nn.Tanh(),
+        nn.Linear(16, 16, bias=bias),
+        nn.Tanh(),
+        nn.Linear(16, 4, bias=bias),
+    )
+
+
+def loss_of(output: torch.Tensor) -> torch.Tensor:
+    return output.square().mean()

@@ -14,26 +14,13 @@ import memscale
 import models
 from memscale import hardware
 from memscale.benchmarks.measure import measure_peak
+from models import loss_of, mlp
 
 # Loaded before the first backward: autograd's engine counts devices there, once.
 pytestmark = pytest.mark.usefixtures("sim")
 
 KIB = 1 << 10
 MIB = 1 << 20
-
-
-def mlp(bias: bool = True) -> nn.Sequential:
-    return nn.Sequential(
-        nn.Linear(8, 16, bias=bias),
-        nn.Tanh(),
-        nn.Linear(16, 16, bias=bias),
-        nn.Tanh(),
-        nn.Linear(16, 4, bias=bias),
-    )
-
-
-def loss_of(output: torch.Tensor) -> torch.Tensor:
-    return output.square().mean()
 
 
 class TestPeak:

@@ -16,26 +16,13 @@ from torch.utils._pytree import tree_leaves
 import memscale
 from memscale._optimizer_step import optimizer_names
 from memscale.benchmarks.measure import measure_peak
+from models import loss_of, mlp
 
 # Loaded before the first backward: autograd's engine counts devices there, once.
 pytestmark = pytest.mark.usefixtures("sim")
 
 KIB = 1 << 10
 MIB = 1 << 20
-
-
-def mlp(bias: bool = True) -> nn.Sequential:
-    return nn.Sequential(
-        nn.Linear(8, 16, bias=bias),
-        nn.Tanh(),
-        nn.Linear(16, 16, bias=bias),
-        nn.Tanh(),
-        nn.Linear(16, 4, bias=bias),
-    )
-
-
-def loss_of(output: torch.Tensor) -> torch.Tensor:
-    return output.square().mean()
 
 
 def state_bytes(optimizer: torch.optim.Optimizer) -> int:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.testing._internal.two_tensor import TwoTensor
 from transformers import BertConfig, BertForMaskedLM
 
 import memscale
@@ -303,3 +304,40 @@ class TestOutOfMemory:
             assert torch.equal(parameter.cpu(), value)
             assert parameter.grad is None
         assert not any("forward" in vars(module) for module in model.modules())
+
+
+class TestQuantisedWeights:
+    """What their kernels take shows only when they run: so they are recorded."""
+
+    def adapted(self) -> nn.Module:
+        class Adapted(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                codes = torch.zeros(64, 64, dtype=torch.int8)
+                self.codes = nn.Parameter(codes, requires_grad=False)
+                self.adapter = nn.Linear(64, 64)
+
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                return (x @ self.codes.float() + self.adapter(x)).square().mean()
+
+        return Adapted()
+
+    def test_integers(self) -> None:
+        estimate = memscale.estimate(self.adapted(), torch.randn(8, 64))
+        assert estimate.method == "recorded"
+        adapter = 64 * 65 * 4
+        assert estimate.breakdown["parameters"] == 64 * 64 + adapter
+
+    def test_a_subclass_counts_what_is_inside(self) -> None:
+        model = nn.Sequential(nn.Linear(64, 64, bias=False), nn.Linear(64, 4))
+        weight = torch.randn(64, 64)
+        model[0].weight = nn.Parameter(
+            TwoTensor(weight, weight.clone()), requires_grad=False
+        )
+        estimate = memscale.estimate(model, torch.randn(8, 64))
+        assert estimate.method == "recorded"
+        assert estimate.breakdown["parameters"] == (2 * 64 * 64 + 65 * 4) * 4
+
+    def test_not_where_they_are(self) -> None:
+        with pytest.raises(memscale.TraceError, match="codes is a Parameter of torch"):
+            memscale.estimate(self.adapted().to("meta"), torch.randn(8, 64))
