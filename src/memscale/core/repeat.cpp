@@ -150,8 +150,6 @@ Section append(TraceBuilder& builder, const Section& model,
         {.op = op.valid() ? OpId(renamed.op(op.index())) : OpId(),
          .value = value(trace.saves[i].value)});
   }
-  copy.values = {first_value, trace.values.size()};
-  (backward ? *to.backward : to.forward).values = copy.values;
   builder.index_values_from(first_value);
   return copy;
 }

@@ -34,7 +34,6 @@ struct IdRange {
 struct Section {
   IdRange ops;
   IdRange storages;
-  IdRange values;
   IdRange saves;
 };
 

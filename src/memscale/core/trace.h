@@ -132,8 +132,6 @@ struct Save {
 
 struct Layer {
   std::string name;  // as named_modules() has it: "transformer.h.0"
-  // Equal numbers: the same kind of layer at the same shapes, traced alike.
-  std::uint32_t kind = 0;
 
   bool operator==(const Layer&) const = default;
 };

@@ -10,7 +10,7 @@ namespace memscale {
 
 LayerId TraceBuilder::add_layer(std::string name) {
   const LayerId id(trace_.layers.size());
-  trace_.layers.push_back({std::move(name), 0});
+  trace_.layers.push_back({std::move(name)});
   return id;
 }
 

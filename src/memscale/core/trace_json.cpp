@@ -30,9 +30,8 @@ template <typename S, typename T>
 concept Is = std::same_as<std::remove_const_t<S>, T>;
 
 void each_field(Is<Layer> auto& layer, auto&& field) {
-  auto& [name, kind] = layer;
+  auto& [name] = layer;
   field("name", name);
-  field("kind", kind);
 }
 
 void each_field(Is<Op> auto& op, auto&& field) {

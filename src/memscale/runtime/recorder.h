@@ -58,8 +58,8 @@ class Recorder final : public c10::DebugInfoBase,
                                         bool fake_run);
   ~Recorder() override;
 
-  // Observe this thread from now on. stop() must come from the same thread,
-  // in reverse order if recorders nest.
+  // Observe this thread from now on; throws TraceError if another recorder
+  // does. stop() must come from the same thread.
   void start();
   void stop();
 
@@ -72,6 +72,7 @@ class Recorder final : public c10::DebugInfoBase,
   void set_phase(Phase phase);
   Phase phase();
   void set_category(const at::Tensor& tensor, Category category);
+
   // ---- the optimizer's step, on one parameter of each kind ----
   // This parameter (or its gradient) stands for one of each of these.
   void set_stands_for(const at::Tensor& tensor,

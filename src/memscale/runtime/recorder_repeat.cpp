@@ -35,7 +35,6 @@ LayerCall Recorder::begin_call(LayerId layer,
   const Trace& trace = builder_.trace();
   call.forward.ops.begin = trace.ops.size();
   call.forward.storages.begin = trace.storages.size();
-  call.forward.values.begin = trace.values.size();
   call.forward.saves.begin = trace.saves.size();
   return call;
 }
@@ -46,7 +45,6 @@ void Recorder::end_call(LayerCall& call) {
   const Trace& trace = builder_.trace();
   call.forward.ops.end = trace.ops.size();
   call.forward.storages.end = trace.storages.size();
-  call.forward.values.end = trace.values.size();
   call.forward.saves.end = trace.saves.size();
 }
 

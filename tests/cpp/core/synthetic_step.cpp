@@ -147,7 +147,6 @@ Value SyntheticStep::trace_forward(std::size_t layer, const Value& input) {
   }
   call.forward.ops.end = trace.ops.size();
   call.forward.storages.end = trace.storages.size();
-  call.forward.values.end = trace.values.size();
   call.forward.saves.end = trace.saves.size();
   if (layer == 1) result_ = results.back();
   return results.back();
