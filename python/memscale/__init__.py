@@ -15,7 +15,7 @@ if not _torch.__version__.startswith(_TORCH_SERIES):
         f"pip install torch=={_TORCH_SERIES}0"
     )
 
-from memscale import hardware, logs, memory, simdev  # noqa: E402
+from memscale import hardware, logs, memory, replay, simdev  # noqa: E402
 from memscale._C import (  # noqa: E402
     ConfigError,
     Error,
@@ -25,10 +25,12 @@ from memscale._C import (  # noqa: E402
     PlanError,
     TraceError,
 )
+from memscale.api import detach, wrap  # noqa: E402
 from memscale.config import AsyncOffloadConfig, Config, OptimizationMode  # noqa: E402
 from memscale.estimator import Estimate, estimate  # noqa: E402
 from memscale.first_step import FirstStepEstimate, estimate_at_first_step  # noqa: E402
 from memscale.oom import OomReport, explain_oom  # noqa: E402
+from memscale.verify import VerifyError, VerifyReport, verify_correctness  # noqa: E402
 
 __version__ = _version("memscale-open")
 
@@ -46,11 +48,17 @@ __all__ = [
     "ParseError",
     "PlanError",
     "TraceError",
+    "VerifyError",
+    "VerifyReport",
+    "detach",
     "estimate",
     "estimate_at_first_step",
     "explain_oom",
     "hardware",
     "logs",
     "memory",
+    "replay",
     "simdev",
+    "verify_correctness",
+    "wrap",
 ]

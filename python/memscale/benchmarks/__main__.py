@@ -20,6 +20,7 @@ from memscale.benchmarks import goals
 # Each is a module with ``run(quick: bool) -> goals.Report``.
 BENCHMARKS = {
     "predict": "predicted against measured peaks, and what predicting costs",
+    "recompute": "replay against plain training and checkpointing: bytes and time",
 }
 
 

@@ -25,6 +25,9 @@ void bind_trace(pybind11::module_& m);
 // What sees a step go by.
 void bind_recorder(pybind11::module_& m);
 
+// Recomputation, op by op.
+void bind_replay(pybind11::module_& m);
+
 // What needs libtorch.
 void bind_runtime(pybind11::module_& m);
 

@@ -3,6 +3,7 @@
 #include <ATen/core/enum_tag.h>
 #include <ATen/core/function_schema.h>
 
+#include <algorithm>
 #include <memory>
 #include <shared_mutex>
 #include <string_view>
@@ -11,6 +12,10 @@
 
 namespace memscale {
 namespace {
+
+bool is_alias(const c10::Argument& result) {
+  return result.alias_info() != nullptr;
+}
 
 std::unique_ptr<const OpInfo> make_op_info(const c10::OperatorHandle& handle) {
   const c10::FunctionSchema& schema = handle.schema();
@@ -21,11 +26,23 @@ std::unique_ptr<const OpInfo> make_op_info(const c10::OperatorHandle& handle) {
       .mutates = schema.is_mutable(),
       .opaque = !schema.name().starts_with("aten::"),
       .ignored = schema.name().starts_with("profiler::"),
+      .is_view = !schema.is_mutable() && !schema.returns().empty() &&
+                 std::ranges::all_of(schema.returns(), is_alias),
       .written = {},
+      .rules = {},
+      .statistics = {},
+      .training = {},
+      .generator = {},
       .handle = handle});
+  info->rules = find_replay_rules(info->name);
   for (std::size_t i = 0; i < schema.arguments().size(); ++i) {
-    const auto* alias = schema.arguments()[i].alias_info();
+    const c10::Argument& argument = schema.arguments()[i];
+    const auto* alias = argument.alias_info();
     if (alias != nullptr && alias->isWrite()) info->written.push_back(i);
+    if (argument.name() == "generator") info->generator = i;
+    if (!info->rules.updates_statistics) continue;
+    if (argument.name() == "training") info->training = i;
+    if (argument.name().starts_with("running_")) info->statistics.push_back(i);
   }
   return info;
 }

@@ -5,8 +5,11 @@
 #include <c10/core/DispatchKeySet.h>
 
 #include <cstddef>
+#include <optional>
 #include <string>
 #include <vector>
+
+#include "memscale/core/replay_rules.h"
 
 namespace memscale {
 
@@ -17,7 +20,14 @@ struct OpInfo {
   bool mutates = false;
   bool opaque = false;               // not one of torch's own
   bool ignored = false;              // bookkeeping of profilers
+  // All its results are views of its arguments, and it writes nothing.
+  bool is_view = false;
   std::vector<std::size_t> written;  // arguments that the schema says it writes
+  ReplayRules rules;
+  // Arguments by place: running statistics, "training", the generator.
+  std::vector<std::size_t> statistics;
+  std::optional<std::size_t> training;
+  std::optional<std::size_t> generator;
   c10::OperatorHandle handle;
 
   // Whether calls on this backend decompose before autograd sees them.

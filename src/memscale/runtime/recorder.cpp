@@ -2,10 +2,6 @@
 
 #include <ATen/Parallel.h>
 #include <ATen/SequenceNumber.h>
-#include <ATen/autocast_mode.h>
-#include <c10/core/DispatchKeySet.h>
-#include <c10/core/TensorOptions.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <algorithm>
 #include <string_view>
@@ -14,7 +10,6 @@
 #include "memscale/base/error.h"
 #include "memscale/core/op_facts.h"
 #include "memscale/runtime/memory_tracker.h"
-#include "memscale/runtime/op_info.h"
 #include "memscale/runtime/tensor_kinds.h"
 
 namespace memscale {
@@ -54,9 +49,7 @@ std::shared_ptr<Recorder> Recorder::make(c10::Device device, IsFake is_fake,
 
 Recorder::Recorder(c10::Device device, IsFake is_fake, bool fake_run)
     : device_(device),
-      backend_key_(c10::computeDispatchKey(c10::kFloat, c10::kStrided, device)),
-      autocast_key_(at::autocast::get_autocast_dispatch_key_from_device_type(
-          device.type())),
+      leaf_ops_(device, is_fake),
       is_fake_(is_fake),
       is_fake_run_(fake_run) {}
 
@@ -119,7 +112,7 @@ std::unique_ptr<at::ObserverContext> Recorder::on_start(
     ++function_depth;
     return std::make_unique<OpContext>(Kind::Function);
   }
-  if (info->ignored || !recorder->is_leaf(*info, fn)) return nullptr;
+  if (info->ignored || !recorder->leaf_ops_.contain(*info, fn)) return nullptr;
   const bool recomputed = recorder->recomputed_.has_value();
   auto context =
       std::make_unique<OpContext>(recomputed ? Kind::Recomputed : Kind::Op);
@@ -163,28 +156,6 @@ void Recorder::on_end(const at::RecordFunction& fn,
       });
       return;
   }
-}
-
-bool Recorder::is_leaf(const OpInfo& info, const at::RecordFunction& fn) const {
-  using c10::DispatchKey;
-  if (info.decomposes(backend_key_)) return false;
-  if (c10::impl::tls_is_dispatch_key_included(
-          DispatchKey::FuncTorchDynamicLayerFrontMode)) {
-    return false;
-  }
-  if (!c10::impl::tls_is_dispatch_key_excluded(autocast_key_) &&
-      info.handle.hasKernelForDispatchKey(autocast_key_)) {
-    return false;
-  }
-  bool wrapped = false;
-  for (const c10::IValue& input : fn.inputs()) {
-    for_each_tensor(input, [&](const at::Tensor& tensor) {
-      const c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
-      wrapped |= is_bare_meta(impl) ||
-                 (impl.key_set().has(DispatchKey::Python) && !is_fake_(impl));
-    });
-  }
-  return !wrapped;
 }
 
 void Recorder::begin_op(const OpInfo& info, const at::RecordFunction& fn,

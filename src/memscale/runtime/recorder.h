@@ -21,10 +21,9 @@
 #include "memscale/core/repeat.h"
 #include "memscale/core/trace.h"
 #include "memscale/core/trace_builder.h"
+#include "memscale/runtime/leaf_ops.h"
 
 namespace memscale {
-
-struct OpInfo;
 
 // Sees every op of a step, real or fake, and writes it into a core::Trace.
 //
@@ -33,13 +32,7 @@ struct OpInfo;
 // Other threads are not seen; two threads may each have a recorder of their
 // own. It reads metadata only: no op is called from a callback, and on fake
 // tensors nothing enters Python. Methods may be called from any thread.
-//
-// Note [Leaf ops]
-// Recorded is the outermost call that autograd differentiates as one: not a
-// CompositeImplicitAutograd op (it decomposes into such calls), not an op
-// that autocast or functorch is about to rewrite, not an op on a wrapper
-// subclass (its __torch_dispatch__ calls the real ones), and nothing that runs
-// inside a recorded op.
+// What counts as an op: Note [Leaf ops].
 //
 // Note [When a storage dies]
 // Nothing tells us: before each op the recorder looks, through weak pointers,
@@ -147,7 +140,6 @@ class Recorder final : public c10::DebugInfoBase,
 
   template <typename F>
   void guarded(const F& work) noexcept;
-  bool is_leaf(const OpInfo& info, const at::RecordFunction& fn) const;
   void begin_op(const OpInfo& info, const at::RecordFunction& fn,
                 OpContext& context);
   void end_op(const at::RecordFunction& fn, OpContext& context);
@@ -174,8 +166,7 @@ class Recorder final : public c10::DebugInfoBase,
   void bind(const at::Tensor& tensor, StorageId storage);
 
   const c10::Device device_;
-  const c10::DispatchKey backend_key_;
-  const c10::DispatchKey autocast_key_;
+  const LeafOps leaf_ops_;
   const IsFake is_fake_;
   const bool is_fake_run_;
   std::mutex mutex_;

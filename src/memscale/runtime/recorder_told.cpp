@@ -22,7 +22,7 @@ void Recorder::add_resident(const at::Tensor& tensor, Category category,
     return;
   }
   const bool on_device =
-      impl.key_set().has_backend(c10::toBackendComponent(backend_key_));
+      impl.key_set().has_backend(leaf_ops_.backend());
   const StorageId id = builder_.add_resident(
       Bytes(static_cast<std::int64_t>(impl.unsafe_storage().nbytes())),
       on_device ? Place::Device : Place::Host, category, layer);

@@ -30,6 +30,17 @@ void for_each_tensor(const c10::IValue& value, const F& visit) {
   }
 }
 
+// Calls visit(tensor) for each tensor of a result, also for undefined ones: so
+// that they can be counted.
+template <typename F>
+void for_each_result(const c10::IValue& value, const F& visit) {
+  if (value.isTensor()) {
+    visit(value.toTensor());
+  } else if (value.isTensorList()) {
+    for (const at::Tensor& tensor : value.toTensorVector()) visit(tensor);
+  }
+}
+
 // Whether two tensors are the same view of the same storage.
 inline bool is_same_view(const at::Tensor& a, const at::Tensor& b) {
   const c10::TensorImpl& x = *a.unsafeGetTensorImpl();

@@ -1,0 +1,74 @@
+"""The calling thread's stack of saved-tensor hooks, and those who cannot bear any.
+
+``torch.func`` transforms refuse to run while saved-tensor hooks are on: they call
+``torch.autograd.graph.disable_saved_tensors_hooks``. While models are attached, that
+function takes our hooks off the stack for as long as it lasts: what is saved then is
+held by autograd itself, as without MemScale.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch.autograd.graph
+from torch._C import _autograd
+
+__all__ = ["pop", "push", "step_aside", "stop_stepping_aside", "top"]
+
+_ours = threading.local()
+_lock = threading.Lock()
+_num_attached = 0
+_disable = torch.autograd.graph.disable_saved_tensors_hooks
+
+
+def top() -> Any:
+    """The hooks that autograd would call now; None: it holds tensors itself."""
+    return _autograd._top_saved_tensors_default_hooks(False)
+
+
+def push(hooks: tuple[Any, Any]) -> None:
+    _autograd._push_saved_tensors_default_hooks(*hooks)
+    _ours.hooks = hooks
+
+
+def pop() -> None:
+    _autograd._pop_saved_tensors_default_hooks()
+    _ours.hooks = None
+
+
+@contextmanager
+def _disable_after_ours(error_message: str) -> Iterator[None]:
+    hooks, found = getattr(_ours, "hooks", None), top()
+    # Bound methods are made anew each time: equal, not the same.
+    is_ours = hooks is not None and found is not None and found[0] == hooks[0]
+    if is_ours:
+        _autograd._pop_saved_tensors_default_hooks()
+    try:
+        with _disable(error_message):
+            yield
+    finally:
+        if is_ours:
+            _autograd._push_saved_tensors_default_hooks(*hooks)
+
+
+functools.update_wrapper(_disable_after_ours, _disable)
+
+
+def step_aside() -> None:
+    """From now on, for one more attached model."""
+    global _num_attached
+    with _lock:
+        _num_attached += 1
+        torch.autograd.graph.disable_saved_tensors_hooks = _disable_after_ours
+
+
+def stop_stepping_aside() -> None:
+    global _num_attached
+    with _lock:
+        _num_attached -= 1
+        if _num_attached == 0:
+            torch.autograd.graph.disable_saved_tensors_hooks = _disable

@@ -1,0 +1,215 @@
+"""Recomputation of ops: layers keep less, backward computes it again.
+
+::
+
+    handle = replay.attach(model, "cheap")
+    ...                                     # train as before, bit for bit
+    handle.detach()
+
+What each layer keeps is its policy:
+
+- ``"keep"``: everything, as without MemScale.
+- ``"cheap"``: what costs much per byte (matmul, attention, convolution).
+- ``"block"``: nothing but the layer's inputs.
+- a :class:`KeepSet`: exactly these outputs of these ops.
+
+No policy changes a bit of the result. See docs/replay.md.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from memscale import _C, _hook_stack
+from memscale._C import KeepSet, PlanError, TapeRules
+from memscale.layers import find_layers
+
+__all__ = ["DEFAULT_MIN_BYTES", "KeepSet", "Policy", "Replay", "Stats", "attach"]
+
+# A policy's name, or a keep set.
+Policy = str | KeepSet
+
+# Below this, a storage is not worth an op.
+DEFAULT_MIN_BYTES = 64 * 1024
+
+_POLICIES = ("keep", "cheap", "block")
+
+
+@dataclass(frozen=True)
+class Stats:
+    """Counts since ``attach`` or ``reset_stats``. Bytes count each storage once."""
+
+    saves_kept: int
+    saves_dropped: int
+    bytes_kept: int
+    bytes_dropped: int
+    ops_recorded: int
+    ops_replayed: int
+    bytes_copied: int
+    calls_unlike_keep_set: int
+    kept_because: dict[str, int]
+
+    def __str__(self) -> str:
+        text = (
+            f"{self.saves_dropped} saves dropped ({self.bytes_dropped} bytes), "
+            f"{self.saves_kept} kept ({self.bytes_kept} bytes); "
+            f"{self.ops_replayed} of {self.ops_recorded} ops replayed"
+        )
+        for reason, count in self.kept_because.items():
+            text += f"\n  kept {count}: {reason}"
+        return text
+
+
+class Replay:
+    """A model's attached recomputation. Made by :func:`attach`."""
+
+    def __init__(
+        self, model: nn.Module, policies: dict[str, Policy], min_bytes: int
+    ) -> None:
+        layers = find_layers(model).modules
+        names = list(layers)
+        self._model = model
+        self._engine = _C.Replay(
+            _device_of(model),
+            [_rules(policies[name], min_bytes) for name in names],
+        )
+        self._hooks = (self._engine.pack, _C.Save.unpack)
+        self._paused = 0
+        self._of_thread = threading.local()
+        self._handles: list[Any] = []
+        if any(policies[name] != "keep" for name in names):
+            _hook_stack.step_aside()
+            for index, name in enumerate(names):
+                self._watch(layers[name], index)
+
+    def _watch(self, module: nn.Module, index: int) -> None:
+        def before(_module: nn.Module, _args: Any) -> None:
+            self._calls().append((index, self._enter()))
+            if index > 0:
+                self._engine.enter_layer(index)
+
+        def after(_module: nn.Module, _args: Any, _output: Any) -> None:
+            calls = self._calls()
+            if not calls or calls[-1][0] != index:
+                return  # a hook before ours raised
+            if index > 0:
+                self._engine.leave_layer()
+            if calls.pop()[1]:
+                self._leave()
+
+        self._handles.append(module.register_forward_pre_hook(before))
+        self._handles.append(module.register_forward_hook(after, always_call=True))
+
+    def _calls(self) -> list[tuple[int, bool]]:
+        """Layers that this thread is in, and with which of them it entered."""
+        if not hasattr(self._of_thread, "calls"):
+            self._of_thread.calls = []
+        calls: list[tuple[int, bool]] = self._of_thread.calls
+        return calls
+
+    def _enter(self) -> bool:
+        if self._paused or self._engine.is_entered:
+            return False
+        if _hook_stack.top() is not None:
+            return False  # the user's own hooks are to see what is saved
+        if not self._engine.enter():
+            return False
+        _hook_stack.push(self._hooks)
+        return True
+
+    def _leave(self) -> None:
+        _hook_stack.pop()
+        self._engine.leave()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Within it, the model runs as if it were not attached."""
+        self._paused += 1
+        try:
+            yield
+        finally:
+            self._paused -= 1
+
+    def stats(self) -> Stats:
+        return Stats(**self._engine.counts(), kept_because=self._engine.reasons())
+
+    def reset_stats(self) -> None:
+        self._engine.reset_stats()
+
+    def detach(self) -> None:
+        """Remove the hooks. Graphs that exist still can go backward."""
+        if not self._handles:
+            return
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        _hook_stack.stop_stepping_aside()
+
+
+def attach(
+    model: nn.Module,
+    policy: Policy | Mapping[str, Policy] = "cheap",
+    *,
+    min_bytes: int = DEFAULT_MIN_BYTES,
+) -> Replay:
+    """Recompute from now on what ``policy`` does not keep.
+
+    One policy for all layers, or policies by layer name or pattern
+    (``{"transformer.h.*": "block"}``; the first that matches counts, layers
+    without one keep everything). Storages smaller than ``min_bytes`` are kept.
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be an nn.Module, got {type(model).__name__}")
+    if isinstance(min_bytes, bool) or not isinstance(min_bytes, int) or min_bytes < 0:
+        raise PlanError(f"min_bytes must be an int >= 0, got {min_bytes!r}")
+    return Replay(model, _by_layer(model, policy), min_bytes)
+
+
+def _by_layer(
+    model: nn.Module, policy: Policy | Mapping[str, Policy]
+) -> dict[str, Policy]:
+    names = list(find_layers(model).modules)
+    if not isinstance(policy, Mapping):
+        _check(policy)
+        return dict.fromkeys(names, policy)
+    for pattern, chosen in policy.items():
+        _check(chosen)
+        if not any(fnmatch.fnmatchcase(name, pattern) for name in names):
+            raise PlanError(f"no layer is named {pattern!r}")
+    return {
+        name: next(
+            (
+                chosen
+                for pattern, chosen in policy.items()
+                if fnmatch.fnmatchcase(name, pattern)
+            ),
+            "keep",
+        )
+        for name in names
+    }
+
+
+def _check(policy: object) -> None:
+    if not isinstance(policy, KeepSet) and policy not in _POLICIES:
+        raise PlanError(f"policy must be one of {_POLICIES} or a KeepSet, got {policy!r}")
+
+
+def _rules(policy: Policy, min_bytes: int) -> TapeRules:
+    if isinstance(policy, KeepSet):
+        return TapeRules("keep", policy, min_bytes)
+    return TapeRules(policy, None, min_bytes)
+
+
+def _device_of(model: nn.Module) -> torch.device:
+    tensor = next(model.parameters(), None)
+    if tensor is None:
+        tensor = next(model.buffers(), None)
+    return torch.device("cpu") if tensor is None else tensor.device

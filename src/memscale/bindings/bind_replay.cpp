@@ -1,0 +1,87 @@
+#include <pybind11/stl.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <cstddef>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "memscale/bindings/bindings.h"
+#include "memscale/base/enum_names.h"
+#include "memscale/core/replay_rules.h"
+#include "memscale/runtime/replay.h"
+#include "memscale/runtime/save.h"
+
+namespace py = pybind11;
+
+namespace memscale {
+namespace {
+
+// A replay may need the GIL: nobody may wait for a tape while holding it.
+using WithoutGil = py::call_guard<py::gil_scoped_release>;
+
+std::shared_ptr<KeepSet> make_keep_set(
+    std::vector<std::string> ops,
+    std::vector<std::pair<std::size_t, std::size_t>> kept) {
+  auto keep_set = std::make_shared<KeepSet>(KeepSet{std::move(ops), std::move(kept)});
+  keep_set->check();
+  return keep_set;
+}
+
+std::map<std::string, std::size_t> counts(ReplayStats& stats) {
+  return {{"saves_kept", stats.saves_kept},
+          {"saves_dropped", stats.saves_dropped},
+          {"bytes_kept", stats.bytes_kept},
+          {"bytes_dropped", stats.bytes_dropped},
+          {"ops_recorded", stats.ops_recorded},
+          {"ops_replayed", stats.ops_replayed},
+          {"bytes_copied", stats.bytes_copied},
+          {"calls_unlike_keep_set", stats.calls_unlike_keep_set}};
+}
+
+std::map<std::string, std::size_t> reasons(ReplayStats& stats) {
+  const std::lock_guard lock(stats.mutex);
+  return stats.reasons;
+}
+
+}  // namespace
+
+void bind_replay(py::module_& m) {
+  py::class_<KeepSet, std::shared_ptr<KeepSet>>(m, "KeepSet")
+      .def(py::init(&make_keep_set), py::arg("ops"), py::arg("kept"))
+      .def_readonly("ops", &KeepSet::ops)
+      .def_readonly("kept", &KeepSet::kept);
+
+  py::class_<TapeRules>(m, "TapeRules")
+      .def(py::init([](std::string_view policy,
+                       std::shared_ptr<KeepSet> keep_set,
+                       std::size_t min_bytes) {
+             return TapeRules{from_string<ReplayPolicy>(policy),
+                              std::move(keep_set), min_bytes};
+           }),
+           py::arg("policy"), py::arg("keep_set"), py::arg("min_bytes"));
+
+  py::class_<Save, std::shared_ptr<Save>>(m, "Save")
+      .def_static(
+          "unpack", [](const Save& save) { return save.unpack(); },
+          WithoutGil());
+
+  py::class_<Replay, std::shared_ptr<Replay>>(m, "Replay")
+      .def(py::init<c10::Device, std::vector<TapeRules>>(), py::arg("device"),
+           py::arg("layers"))
+      .def("enter", &Replay::enter)
+      .def("leave", &Replay::leave)
+      .def("enter_layer", &Replay::enter_layer)
+      .def("leave_layer", &Replay::leave_layer)
+      .def_property_readonly("is_entered", &Replay::is_entered)
+      .def("pack", &Replay::pack, WithoutGil())
+      .def("counts", [](Replay& replay) { return counts(replay.stats()); })
+      .def("reasons", [](Replay& replay) { return reasons(replay.stats()); })
+      .def("reset_stats", [](Replay& replay) { replay.stats().reset(); });
+}
+
+}  // namespace memscale

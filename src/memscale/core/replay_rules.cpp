@@ -1,0 +1,117 @@
+#include "memscale/core/replay_rules.h"
+
+#include <algorithm>
+#include <array>
+#include <span>
+
+#include "memscale/base/error.h"
+
+namespace memscale {
+namespace {
+
+using Names = std::span<const std::string_view>;
+
+// Names without "aten::" and overload.
+constexpr std::array<std::string_view, 62> kExpensive = {
+    "mm", "addmm", "addmm_", "_addmm_activation", "bmm", "baddbmm", "baddbmm_",
+    "addbmm", "addbmm_", "mv", "addmv", "addmv_", "dot", "vdot", "linear",
+    "_trilinear", "_scaled_mm", "_int_mm", "_grouped_mm", "_scaled_grouped_mm",
+    "_weight_int4pack_mm", "_weight_int8pack_mm", "mkldnn_linear",
+    // attention
+    "_scaled_dot_product_flash_attention",
+    "_scaled_dot_product_flash_attention_for_cpu",
+    "_scaled_dot_product_efficient_attention",
+    "_scaled_dot_product_cudnn_attention",
+    "_scaled_dot_product_fused_attention_overrideable",
+    "_flash_attention_forward", "_efficient_attention_forward",
+    "_cudnn_attention_forward", "_native_multi_head_attention",
+    // convolution
+    "convolution", "_convolution", "convolution_overrideable",
+    "mkldnn_convolution", "cudnn_convolution", "cudnn_convolution_transpose",
+    "_slow_conv2d_forward", "slow_conv3d_forward", "conv_depthwise3d",
+    "_conv_depthwise2d", "slow_conv_transpose2d", "slow_conv_transpose3d",
+    "slow_conv_dilated2d", "slow_conv_dilated3d", "miopen_convolution",
+    // recurrence
+    "lstm", "gru", "mkldnn_rnn_layer", "_cudnn_rnn", "_thnn_fused_lstm_cell",
+    "_thnn_fused_gru_cell", "miopen_rnn",
+    // the rest: more than a few passes over the bytes
+    "_cdist_forward", "_pdist_forward", "sort", "topk", "grid_sampler_3d",
+    "_ctc_loss", "_fft_c2c", "_fft_r2c"};
+
+constexpr std::array<std::string_view, 20> kFactories = {
+    "empty", "empty_like", "empty_strided", "empty_permuted", "new_empty",
+    "new_empty_strided", "_empty_affine_quantized", "zeros", "zeros_like",
+    "new_zeros", "ones", "ones_like", "new_ones", "full", "full_like",
+    "new_full", "_efficientzerotensor", "scalar_tensor", "from_file",
+    "_cudnn_init_dropout_state"};
+
+constexpr std::array<std::string_view, 12> kOverwriting = {
+    "copy_", "fill_", "zero_", "bernoulli_", "normal_", "uniform_",
+    "exponential_", "geometric_", "log_normal_", "cauchy_", "random_",
+    "_foreach_zero_"};
+
+constexpr std::array<std::string_view, 5> kStatistics = {
+    "native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm",
+    "_native_batch_norm_legit", "_batch_norm_with_update"};
+
+// Change what a tensor is, not what it holds; or read the clock, as it were.
+constexpr std::array<std::string_view, 15> kUnrepeatable = {
+    "resize_", "resize_as_", "resize", "set_", "set_data", "swap_",
+    "_resize_output_", "unsqueeze_", "squeeze_", "transpose_", "as_strided_",
+    "t_", "batch_norm_update_stats", "_fused_moving_avg_obs_fq_helper",
+    "record_stream"};
+
+constexpr std::array<std::string_view, 21> kUnorderedOnCuda = {
+    "index_add", "index_add_", "index_put", "index_put_", "_index_put_impl_",
+    "_unsafe_index_put", "index_reduce", "index_reduce_", "put", "put_",
+    "scatter", "scatter_", "scatter_add", "scatter_add_", "scatter_reduce",
+    "scatter_reduce_", "cumsum", "bincount", "histc", "nll_loss2d_forward",
+    "segment_reduce"};
+
+bool has(Names names, std::string_view name) {
+  return std::ranges::find(names, name) != names.end();
+}
+
+}  // namespace
+
+bool KeepSet::keeps(std::size_t op, std::size_t output) const {
+  return std::ranges::binary_search(kept, std::pair(op, output));
+}
+
+void KeepSet::check() const {
+  for (std::size_t i = 0; i < kept.size(); ++i) {
+    if (kept[i].first >= ops.size()) {
+      throw PlanError(str("keep_set.kept[", i, "] must name one of ",
+                          ops.size(), " ops, got ", kept[i].first));
+    }
+    if (i > 0 && kept[i] <= kept[i - 1]) {
+      throw PlanError(str("keep_set.kept must be sorted without repetition, "
+                          "kept[", i, "] is not after kept[", i - 1, "]"));
+    }
+  }
+}
+
+ReplayRules find_replay_rules(std::string_view name) {
+  ReplayRules rules;
+  if (!name.starts_with("aten::")) {
+    // Nobody has promised that calling it twice gives the same.
+    if (!name.starts_with("torchvision::")) {
+      rules.never = "not one of torch's own ops";
+    }
+    return rules;
+  }
+  std::string_view base = name.substr(6);
+  const std::size_t dot = base.find('.');
+  const bool is_out = dot != base.npos && base.find("out", dot) != base.npos;
+  base = base.substr(0, dot);
+  if (has(kUnrepeatable, base)) rules.never = "changes what a tensor is";
+  rules.expensive = has(kExpensive, base) || base.starts_with("linalg_") ||
+                    base.starts_with("_linalg_");
+  rules.is_factory = has(kFactories, base);
+  rules.overwrites = is_out || has(kOverwriting, base);
+  rules.updates_statistics = has(kStatistics, base);
+  rules.unordered_on_cuda = has(kUnorderedOnCuda, base);
+  return rules;
+}
+
+}  // namespace memscale

@@ -1,0 +1,64 @@
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "memscale/base/enum_names.h"
+
+namespace memscale {
+
+// What a layer keeps of the tensors that its forward makes; the rest is
+// computed again in backward, op by op. All give the same bits.
+enum class ReplayPolicy {
+  Keep,   // everything, as without MemScale
+  Cheap,  // what costs much per byte: matmul, attention, convolution
+  Block,  // nothing but the layer's inputs
+};
+
+template <>
+struct EnumNames<ReplayPolicy> {
+  static constexpr std::string_view kWhat = "replay policy";
+  static constexpr ReplayPolicy kLast = ReplayPolicy::Block;
+  static constexpr std::array kTable = {
+      EnumName{ReplayPolicy::Keep, "keep"},
+      EnumName{ReplayPolicy::Cheap, "cheap"},
+      EnumName{ReplayPolicy::Block, "block"},
+  };
+};
+
+// One layer's choice, output by output: the ops of its forward in order, as a
+// Trace has them, and which of their outputs stay. A call whose ops differ is
+// treated as Cheap from the first difference on.
+struct KeepSet {
+  std::vector<std::string> ops;
+  std::vector<std::pair<std::size_t, std::size_t>> kept;  // (op, output), sorted
+
+  bool keeps(std::size_t op, std::size_t output) const;
+  // Throws PlanError if an index is out of order or out of range.
+  void check() const;
+};
+
+// What is known of an operator by its name alone: "aten::add.Tensor".
+struct ReplayRules {
+  // Not to be called a second time: why. Empty if it may be.
+  std::string_view never;
+  // Its outputs cost much to compute for their bytes.
+  bool expensive = false;
+  // Makes memory that something the dispatcher cannot see may fill: raw
+  // pointers, kernels of other libraries.
+  bool is_factory = false;
+  // Writes every element of the tensors it writes, and reads none of them.
+  bool overwrites = false;
+  // Updates running statistics that its other results do not depend on, if its
+  // argument "training" is true or absent; the schema does not always tell.
+  bool updates_statistics = false;
+  // The order of its sums is not fixed on CUDA.
+  bool unordered_on_cuda = false;
+};
+
+ReplayRules find_replay_rules(std::string_view name);
+
+}  // namespace memscale

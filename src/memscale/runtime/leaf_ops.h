@@ -1,0 +1,37 @@
+#pragma once
+
+#include <ATen/record_function.h>
+#include <c10/core/Device.h>
+#include <c10/core/DispatchKeySet.h>
+#include <c10/core/TensorImpl.h>
+
+#include "memscale/runtime/op_info.h"
+
+namespace memscale {
+
+// Note [Leaf ops]
+// Recorded is the outermost call that autograd differentiates as one: not a
+// CompositeImplicitAutograd op (it decomposes into such calls), not an op
+// that autocast or functorch is about to rewrite, not an op on a wrapper
+// subclass (its __torch_dispatch__ calls the real ones), and nothing that runs
+// inside a recorded op.
+class LeafOps final {
+ public:
+  // Whether a tensor that has a Python subclass counts as a plain one.
+  using IsPlain = bool (*)(const c10::TensorImpl&);
+
+  LeafOps(c10::Device device, IsPlain is_plain);
+
+  c10::BackendComponent backend() const {
+    return c10::toBackendComponent(backend_key_);
+  }
+
+  bool contain(const OpInfo& info, const at::RecordFunction& fn) const;
+
+ private:
+  c10::DispatchKey backend_key_;
+  c10::DispatchKey autocast_key_;
+  IsPlain is_plain_;
+};
+
+}  // namespace memscale

@@ -1,0 +1,209 @@
+#include "memscale/runtime/replay.h"
+
+#include <ATen/record_function.h>
+#include <c10/core/GradMode.h>
+#include <c10/core/InferenceMode.h>
+
+#include <string_view>
+#include <unordered_map>
+#include <utility>
+
+#include "memscale/runtime/op_info.h"
+#include "memscale/runtime/tensor_kinds.h"
+#include "memscale/runtime/unobserved.h"
+
+namespace memscale {
+
+// One call of a model, in one thread.
+struct Replay::Call {
+  explicit Call(std::shared_ptr<Replay> of) : replay(std::move(of)) {}
+
+  // The tape of the innermost layer; null if that keeps everything.
+  Tape* open_tape();
+  void close_tape();
+  void before_write(const at::Tensor& tensor);
+  void offer(const at::Tensor& tensor);
+
+  const std::shared_ptr<Replay> replay;
+  at::CallbackHandle handle = 0;
+  std::vector<std::size_t> layers = {0};
+  std::shared_ptr<Tape> tape;
+  // Storages that tapes of this call, now closed, hold or would replay.
+  struct Claimed {
+    std::weak_ptr<Tape> tape;
+    Tape::StateId state;
+    WeakStoragePtr storage;  // so that its address stays its own
+  };
+  std::unordered_multimap<const c10::StorageImpl*, Claimed> claimed;
+  int leaf_depth = 0;
+  int function_depth = 0;
+};
+
+namespace {
+
+thread_local std::unique_ptr<Replay::Call> current_call;
+
+}  // namespace
+
+struct Replay::OpContext final : at::ObserverContext {
+  enum class Kind { Op, Function };
+  OpContext(Kind what, std::size_t results)
+      : kind(what), num_results(results) {}
+  const Kind kind;
+  const std::size_t num_results;
+};
+
+Replay::Replay(c10::Device device, std::vector<TapeRules> layers)
+    : leaf_ops_(device, nullptr),
+      layers_(std::move(layers)),
+      stats_(std::make_shared<ReplayStats>()) {}
+
+Replay::~Replay() = default;
+
+bool Replay::enter() {
+  if (current_call != nullptr || !c10::GradMode::is_enabled() ||
+      c10::InferenceMode::is_enabled()) {
+    return false;
+  }
+  current_call = std::make_unique<Call>(shared_from_this());
+  current_call->handle = at::addThreadLocalCallback(
+      at::RecordFunctionCallback(&Replay::on_start, &Replay::on_end)
+          .needsInputs(true)
+          .needsOutputs(true)
+          .scopes({at::RecordScope::FUNCTION}));
+  return true;
+}
+
+void Replay::leave() {
+  if (!is_entered()) return;
+  at::removeCallback(current_call->handle);
+  current_call->close_tape();
+  current_call.reset();
+}
+
+bool Replay::is_entered() const {
+  return current_call != nullptr && current_call->replay.get() == this;
+}
+
+void Replay::enter_layer(std::size_t layer) {
+  if (!is_entered()) return;
+  current_call->close_tape();
+  current_call->layers.push_back(layer);
+}
+
+void Replay::leave_layer() {
+  if (!is_entered() || current_call->layers.size() == 1) return;
+  current_call->close_tape();
+  current_call->layers.pop_back();
+}
+
+std::shared_ptr<Save> Replay::pack(const at::Tensor& tensor) {
+  auto save = std::make_shared<Save>(tensor);
+  if (!is_entered() || current_call->tape == nullptr ||
+      !is_plain(*tensor.unsafeGetTensorImpl())) {
+    ++stats_->saves_kept;
+    return save;
+  }
+  if (current_call->tape->decide(tensor, save)) current_call->offer(tensor);
+  return save;
+}
+
+Tape* Replay::Call::open_tape() {
+  const TapeRules& rules = replay->layers_[layers.back()];
+  if (rules.policy == ReplayPolicy::Keep && rules.keep_set == nullptr) {
+    return nullptr;
+  }
+  if (tape == nullptr) tape = std::make_shared<Tape>(rules, replay->stats_);
+  return tape.get();
+}
+
+void Replay::Call::close_tape() {
+  const std::shared_ptr<Tape> closed = std::exchange(tape, nullptr);
+  if (closed == nullptr) return;
+  for (Tape::Claim& claim : closed->close()) {
+    claimed.emplace(claim.storage.get(),
+                    Claimed{closed, claim.state, WeakStoragePtr(claim.storage)});
+  }
+}
+
+// What earlier tapes need of these bytes has to be copied first.
+void Replay::Call::before_write(const at::Tensor& tensor) {
+  if (!is_plain(*tensor.unsafeGetTensorImpl())) return;
+  const StoragePtr storage = own_storage(tensor);
+  const auto [begin, end] = claimed.equal_range(storage.get());
+  for (auto it = begin; it != end; ++it) {
+    if (const auto of = it->second.tape.lock()) {
+      of->before_write(it->second.state);
+    }
+  }
+  claimed.erase(begin, end);
+}
+
+// Autograd holds this tensor for a later layer: an earlier one need not replay
+// it.
+void Replay::Call::offer(const at::Tensor& tensor) {
+  const StoragePtr storage = own_storage(tensor);
+  const auto [begin, end] = claimed.equal_range(storage.get());
+  for (auto it = begin; it != end; ++it) {
+    if (const auto of = it->second.tape.lock()) {
+      of->offer(it->second.state, storage);
+    }
+  }
+}
+
+std::unique_ptr<at::ObserverContext> Replay::on_start(
+    const at::RecordFunction& fn) {
+  using Kind = OpContext::Kind;
+  Call* const call = current_call.get();
+  if (call == nullptr || call->leaf_depth > 0 || Unobserved::is_on()) {
+    return nullptr;
+  }
+  const OpInfo* info = find_op_info(fn);
+  if (info == nullptr) {
+    if (std::string_view(fn.name()).starts_with("autograd::engine::")) {
+      return nullptr;
+    }
+    ++call->function_depth;
+    return std::make_unique<OpContext>(Kind::Function, 0);
+  }
+  const TapeRules& rules = call->replay->layers_[call->layers.back()];
+  const bool is_recorded =
+      rules.policy != ReplayPolicy::Keep || rules.keep_set != nullptr;
+  const bool writes = info->mutates || info->rules.updates_statistics;
+  if (info->ignored || (!is_recorded && !writes) ||
+      !call->replay->leaf_ops_.contain(*info, fn)) {
+    return nullptr;
+  }
+  if (writes && !call->claimed.empty()) {
+    const auto check = [&](std::size_t index) {
+      if (index >= fn.inputs().size()) return;
+      for_each_tensor(fn.inputs()[index], [&](const at::Tensor& tensor) {
+        call->before_write(tensor);
+      });
+    };
+    for (const std::size_t index : info->written) check(index);
+    for (const std::size_t index : info->statistics) check(index);
+  }
+  if (!is_recorded) return nullptr;
+  call->open_tape()->begin_op(
+      *info, fn.inputs(), call->function_depth > 0);
+  ++call->leaf_depth;
+  return std::make_unique<OpContext>(
+      Kind::Op, info->handle.schema().returns().size());
+}
+
+void Replay::on_end(const at::RecordFunction& fn,
+                    at::ObserverContext* context) {
+  auto* const ours = static_cast<OpContext*>(context);
+  Call* const call = current_call.get();
+  if (ours == nullptr || call == nullptr) return;
+  if (ours->kind == OpContext::Kind::Function) {
+    --call->function_depth;
+    return;
+  }
+  --call->leaf_depth;
+  if (call->tape == nullptr) return;
+  call->tape->end_op(fn.outputs(), ours->num_results);
+}
+
+}  // namespace memscale

@@ -1,0 +1,61 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
+
+#include <cstddef>
+#include <memory>
+#include <vector>
+
+#include "memscale/runtime/leaf_ops.h"
+#include "memscale/runtime/replay_stats.h"
+#include "memscale/runtime/save.h"
+#include "memscale/runtime/tape.h"
+
+namespace memscale {
+
+// Recomputation of one model's layers, op by op.
+//
+// A call of the model is enter(), then enter_layer() and leave_layer() as its
+// layers run, then leave(); meanwhile autograd's saved-tensor hooks are pack()
+// and Save::unpack(). Each run of ops in one layer is a tape of its own, so what
+// a layer needs in backward never reaches into another: its inputs are held.
+//
+// Any number of threads may call the model; each call belongs to the thread that
+// entered. Ops of other threads are not seen, and their results are kept.
+class Replay final : public std::enable_shared_from_this<Replay> {
+ public:
+  // `layers`: what to do in each; the first is the model itself, outside of
+  // the others.
+  Replay(c10::Device device, std::vector<TapeRules> layers);
+  ~Replay();
+
+  // False: this call is left alone (nothing to differentiate, or the thread is
+  // in a call of a model already). Then leave() must not be called.
+  bool enter();
+  void leave();
+  // Of the call that this thread is in; nothing happens if it is in none.
+  void enter_layer(std::size_t layer);
+  void leave_layer();
+  // Whether this thread is in a call of this model.
+  bool is_entered() const;
+
+  std::shared_ptr<Save> pack(const at::Tensor& tensor);
+
+  ReplayStats& stats() { return *stats_; }
+
+  struct Call;
+
+ private:
+  struct OpContext;
+  static std::unique_ptr<at::ObserverContext> on_start(
+      const at::RecordFunction& fn);
+  static void on_end(const at::RecordFunction& fn,
+                     at::ObserverContext* context);
+
+  const LeafOps leaf_ops_;
+  const std::vector<TapeRules> layers_;
+  const std::shared_ptr<ReplayStats> stats_;
+};
+
+}  // namespace memscale

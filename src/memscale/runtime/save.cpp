@@ -1,0 +1,75 @@
+#include "memscale/runtime/save.h"
+
+#include <c10/util/Type.h>
+#include <torch/csrc/autograd/anomaly_mode.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <utility>
+
+#include "memscale/base/error.h"
+
+namespace memscale {
+
+Save::Save(const at::Tensor& tensor)
+    : kept_(alias_of(tensor)), counter_(kept_.unsafeGetTensorImpl()->version_counter()) {
+  if (counter_.enabled()) version_ = counter_.current_version();
+  const auto* meta = torch::autograd::impl::get_autograd_meta(tensor);
+  if (meta != nullptr && meta->grad_fn_) {
+    maker_ = &typeid(*meta->grad_fn_);
+    output_nr_ = meta->output_nr_;
+  }
+}
+
+Save::~Save() {
+  if (tape_ != nullptr) tape_->release(state_);
+}
+
+void Save::drop(std::shared_ptr<Tape> tape, Tape::StateId state) {
+  geometry_.emplace(*kept_.unsafeGetTensorImpl());
+  tape_ = std::move(tape);
+  state_ = state;
+  kept_ = at::Tensor();
+}
+
+at::Tensor Save::unpack() const {
+  if (counter_.enabled() && counter_.current_version() != version_) {
+    std::string maker;
+    if (maker_ != nullptr) {
+      maker = c10::demangle(maker_->name());
+      maker = maker.substr(maker.rfind(':') + 1);
+      maker = str("output ", output_nr_, " of ", maker);
+    }
+    const std::string what =
+        kept_.defined()
+            ? Geometry(*kept_.unsafeGetTensorImpl()).describe(kept_.device())
+            : geometry_->describe(tape_->device_of(state_));
+    throw_modified(what, maker, counter_.current_version(), version_);
+  }
+  if (kept_.defined()) return kept_;
+  return geometry_->over(tape_->materialise(state_));
+}
+
+bool is_changed_in_backward(const at::Tensor& parameter) {
+  const auto* meta = torch::autograd::impl::get_autograd_meta(parameter);
+  return meta != nullptr && meta->post_acc_grad_hooks_ != nullptr;
+}
+
+void throw_modified(const std::string& what, const std::string& maker,
+                    std::uint32_t found, std::uint32_t expected) {
+  const bool anomaly = torch::autograd::AnomalyMode::is_enabled();
+  TORCH_CHECK(
+      false,
+      "one of the variables needed for gradient computation has been modified "
+      "by an inplace operation: [",
+      what, "]", maker.empty() ? "" : ", which is ", maker,
+      maker.empty() ? "" : ",", " is at version ", found,
+      "; expected version ", expected, " instead.",
+      anomaly ? " Hint: the backtrace further above shows the operation that "
+                "failed to compute its gradient. The variable in question was "
+                "changed in there or anywhere later. Good luck!"
+              : " Hint: enable anomaly detection to find the operation that "
+                "failed to compute its gradient, with "
+                "torch.autograd.set_detect_anomaly(True).");
+}
+
+}  // namespace memscale

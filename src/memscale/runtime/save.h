@@ -1,0 +1,55 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <typeinfo>
+
+#include "memscale/runtime/geometry.h"
+#include "memscale/runtime/tape.h"
+
+namespace memscale {
+
+// One tensor that autograd saved: held, or known to a tape that can make it
+// again. Lives as long as autograd's node; its end releases what it needs.
+// Not thread-safe but for what Tape does: autograd unpacks a node in one thread.
+class Save final {
+ public:
+  explicit Save(const at::Tensor& tensor);
+  ~Save();
+  Save(const Save&) = delete;
+  Save& operator=(const Save&) = delete;
+
+  // From now on the tape's; called once, by the tape.
+  void drop(std::shared_ptr<Tape> tape, Tape::StateId state);
+
+  const at::Tensor& kept() const { return kept_; }  // undefined: dropped
+
+  // The tensor. Throws torch's own error if it was changed since.
+  at::Tensor unpack() const;
+
+ private:
+  at::Tensor kept_;
+  std::shared_ptr<Tape> tape_;
+  Tape::StateId state_ = 0;
+  std::optional<Geometry> geometry_;
+  // Torch does not check versions of tensors that hooks have packed.
+  c10::VariableVersion counter_;
+  std::uint32_t version_ = 0;
+  const std::type_info* maker_ = nullptr;  // class of the node that made it
+  std::uint32_t output_nr_ = 0;
+};
+
+// Whether something is to happen to this parameter as soon as it has its
+// gradient: optimizers that step in backward.
+bool is_changed_in_backward(const at::Tensor& parameter);
+
+// Torch's words for a tensor that was changed after it was saved.
+[[noreturn]] void throw_modified(const std::string& what,
+                                 const std::string& maker, std::uint32_t found,
+                                 std::uint32_t expected);
+
+}  // namespace memscale

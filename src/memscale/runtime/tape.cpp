@@ -1,0 +1,456 @@
+#include "memscale/runtime/tape.h"
+
+#include <ATen/Context.h>
+#include <c10/core/GradMode.h>
+
+#include <algorithm>
+
+#include "memscale/runtime/op_info.h"
+#include "memscale/runtime/save.h"
+#include "memscale/runtime/tape_lock.h"
+#include "memscale/runtime/tensor_kinds.h"
+#include "memscale/runtime/unobserved.h"
+
+namespace memscale {
+namespace {
+
+constexpr const char* kOutside = "comes from outside of the layer";
+constexpr const char* kSmall = "smaller than min_bytes";
+constexpr const char* kChosen = "kept by the layer's policy";
+constexpr const char* kFactory = "may be filled by what torch cannot see";
+constexpr const char* kInFunction = "made inside a custom autograd Function";
+constexpr const char* kSpecial = "has an argument that is not a plain tensor";
+constexpr const char* kArguments = "its arguments cannot be seen";
+constexpr const char* kUnordered = "sums in no fixed order on CUDA";
+constexpr const char* kStatistics = "a running statistic";
+constexpr const char* kRaised = "raised an exception";
+constexpr const char* kLost = "what it was made from was changed in place";
+
+// Kept for a reason that a user may want to know.
+bool is_notable(const char* why) {
+  return why != kOutside && why != kSmall && why != kChosen &&
+         why != kStatistics;
+}
+
+const c10::StorageImpl* storage_of(const at::Tensor& tensor) {
+  return tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
+}
+
+bool is_training(const OpInfo& info, c10::ArrayRef<const c10::IValue> inputs) {
+  return !info.training || inputs[*info.training].toBool();
+}
+
+std::optional<at::Generator> find_generator(
+    const OpInfo& info, c10::ArrayRef<const c10::IValue> inputs) {
+  if (info.generator && inputs[*info.generator].isGenerator()) {
+    const at::Generator given = inputs[*info.generator].toGenerator();
+    if (given.defined()) return given;
+  }
+  c10::Device device = c10::kCPU;
+  bool found = false;
+  for (const c10::IValue& input : inputs) {
+    for_each_tensor(input, [&](const at::Tensor& tensor) {
+      if (!found) device = tensor.device();
+      found = true;
+    });
+    if (!found && input.isDevice()) device = input.toDevice();
+  }
+  if (device.type() == c10::kMeta) return std::nullopt;
+  return at::globalContext().defaultGenerator(device);
+}
+
+}  // namespace
+
+Tape::Tape(TapeRules rules, std::shared_ptr<ReplayStats> stats)
+    : rules_(std::move(rules)),
+      stats_(std::move(stats)),
+      follows_keep_set_(rules_.keep_set != nullptr) {}
+
+Tape::~Tape() = default;
+
+const char* Tape::why_not(const OpInfo& info,
+                          c10::ArrayRef<const c10::IValue> inputs,
+                          bool in_function) const {
+  if (in_function) return kInFunction;
+  if (!info.rules.never.empty()) return info.rules.never.data();
+  if (inputs.size() != info.handle.schema().arguments().size()) {
+    return kArguments;
+  }
+  if (info.rules.is_factory) return kFactory;
+  for (const c10::IValue& input : inputs) {
+    bool plain = true;
+    bool on_cuda = false;
+    for_each_tensor(input, [&](const at::Tensor& tensor) {
+      plain &= is_plain(*tensor.unsafeGetTensorImpl());
+      on_cuda |= tensor.is_cuda();
+    });
+    if (!plain) return kSpecial;
+    if (on_cuda && info.rules.unordered_on_cuda) return kUnordered;
+  }
+  return nullptr;
+}
+
+void Tape::begin_op(const OpInfo& info,
+                    c10::ArrayRef<const c10::IValue> inputs, bool in_function) {
+  const Locked lock(*this);
+  running_.emplace();
+  Running& running = *running_;
+  running.node.op = &info;
+  running.why = why_not(info, inputs, in_function);
+  const bool updates = info.rules.updates_statistics &&
+                       inputs.size() > info.statistics.back() &&
+                       is_training(info, inputs);
+  if (running.why == nullptr && !info.is_view) {
+    running.node.arguments.resize(inputs.size());
+    running.node.grad_mode = c10::GradMode::is_enabled();
+  }
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    Access access = Access::Read;
+    if (std::ranges::find(info.written, i) != info.written.end()) {
+      access = info.rules.overwrites ? Access::Overwrite : Access::Update;
+    }
+    if (updates && std::ranges::find(info.statistics, i) !=
+                       info.statistics.end()) {
+      access = Access::Scratch;
+    }
+    add_argument(i, inputs[i], access);
+  }
+  if (running.why == nullptr && info.random) {
+    std::optional<at::Generator> generator = find_generator(info, inputs);
+    if (generator) {
+      // Cloning reads the state: not while another thread draws from it.
+      const std::lock_guard guard(generator->mutex());
+      running.node.generator = generator->clone();
+    } else {
+      running.why = kArguments;
+    }
+  }
+}
+
+void Tape::add_argument(std::size_t place, const c10::IValue& input,
+                        Access access) {
+  Running& running = *running_;
+  Node& node = running.node;
+  const bool replayable = running.why == nullptr && !node.op->is_view;
+  if (input.isTensor()) {
+    const at::Tensor& tensor = input.toTensor();
+    if (tensor.defined()) return add_tensor(tensor, place, -1, access);
+    if (replayable) node.arguments[place] = input;
+    return;
+  }
+  if (input.isList()) {
+    const c10::ArrayRef<c10::IValue> elements = input.toListRef();
+    bool of_tensors = false;
+    for (std::size_t i = 0; i < elements.size(); ++i) {
+      of_tensors |= elements[i].isTensor() || elements[i].isNone();
+      if (elements[i].isTensor() && elements[i].toTensor().defined()) {
+        add_tensor(elements[i].toTensor(), place, static_cast<std::int32_t>(i),
+                   access);
+      }
+    }
+    if (of_tensors) {
+      if (replayable) {
+        node.lists.push_back({static_cast<std::uint32_t>(place),
+                              static_cast<std::uint32_t>(elements.size()),
+                              !input.isTensorList()});
+      }
+      return;
+    }
+  }
+  // A generator is given anew, in the state of its own.
+  if (replayable && !input.isGenerator()) node.arguments[place] = input;
+}
+
+void Tape::add_tensor(const at::Tensor& tensor, std::size_t argument,
+                      std::int32_t element, Access access) {
+  Running& running = *running_;
+  Node& node = running.node;
+  const c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
+  if (!is_plain(impl)) return;
+  c10::StorageImpl* storage = impl.unsafe_storage().unsafeGetStorageImpl();
+  if (access == Access::Overwrite &&
+      !Geometry(impl).covers(storage->nbytes())) {
+    access = Access::Update;
+  }
+  if (access != Access::Read && !is_written_now(storage)) {
+    const StateId old = find_state(tensor);
+    copy_out(states_[old]);
+    running.written.push_back(
+        {alias_of(tensor), old, access,
+         static_cast<std::uint32_t>(node.references.size())});
+  }
+  if (running.why != nullptr) return;
+  if (node.op->is_view) {
+    find_state(tensor);  // its base is held
+    if (follows_keep_set_) {
+      running.viewed.emplace_back(storage, Geometry(impl));
+    }
+    return;
+  }
+  const StateId state = find_state(tensor);
+  if ((access == Access::Read || access == Access::Update) &&
+      std::ranges::find(node.reads, state) == node.reads.end()) {
+    node.reads.push_back(state);
+  }
+  node.references.push_back({static_cast<std::uint32_t>(argument), element,
+                             access, state, Geometry(impl)});
+}
+
+bool Tape::is_written_now(const c10::StorageImpl* storage) const {
+  return running_ && std::ranges::any_of(running_->written, [&](const auto& w) {
+           return storage_of(w.tensor) == storage;
+         });
+}
+
+bool Tape::is_current(const State& state) const {
+  return !state.counter.enabled() ||
+         state.counter.current_version() == state.version;
+}
+
+Tape::StateId Tape::find_state(const at::Tensor& tensor) {
+  const c10::StorageImpl* storage = storage_of(tensor);
+  const auto found = current_.find(storage);
+  if (found != current_.end()) {
+    State& state = states_[found->second];
+    if (is_current(state)) return found->second;
+    // Changed by something that we did not see.
+    state.original = WeakStoragePtr(StoragePtr());
+    if (!state.ours) state.lost = state.maker == kNone;
+    if (!state.ours) state.held.reset();
+  }
+  at_once_ |= is_changed_in_backward(tensor);
+  return new_state(tensor, nullptr, kNone, kOutside);
+}
+
+Tape::StateId Tape::new_state(const at::Tensor& tensor, const OpInfo* op,
+                              NodeId maker, const char* why) {
+  const c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
+  const auto id = static_cast<StateId>(states_.size());
+  State& state = states_.emplace_back();
+  StoragePtr storage = own_storage(tensor);
+  state.bytes = storage->nbytes();
+  state.device = storage->device();
+  state.op = op;
+  state.why = why;
+  state.counter = impl.version_counter();
+  if (state.counter.enabled()) state.version = state.counter.current_version();
+  state.original = WeakStoragePtr(storage);
+  current_[storage.get()] = id;
+  if (why != nullptr) {
+    state.held = std::move(storage);
+  } else {
+    state.maker = maker;
+  }
+  return id;
+}
+
+const char* Tape::why_keep(const OpInfo& info, std::size_t bytes,
+                           std::size_t output, const char* why) {
+  if (why != nullptr) return why;
+  if (bytes < rules_.min_bytes) return kSmall;
+  if (follows_keep_set_) {
+    return rules_.keep_set->keeps(num_ops_, output) ? kChosen : nullptr;
+  }
+  const bool by_cost =
+      rules_.policy == ReplayPolicy::Cheap || rules_.keep_set != nullptr;
+  return by_cost && info.rules.expensive ? kChosen : nullptr;
+}
+
+void Tape::end_op(c10::ArrayRef<c10::IValue> outputs,
+                  std::size_t num_expected) {
+  const Locked lock(*this);
+  if (!running_) return;
+  Running running = std::move(*running_);
+  running_.reset();
+  const OpInfo& info = *running.node.op;
+  ++stats_->ops_recorded;
+  if (is_identity(running, outputs)) return;
+  if (outputs.size() != num_expected) running.why = kRaised;
+  // An old state that nobody can make again and nobody needed so far is gone.
+  for (const Written& written : running.written) {
+    const State& old = states_[written.old];
+    if (written.access == Access::Update && old.maker == kNone && !old.ours) {
+      if (running.why == nullptr) running.why = old.why ? old.why : kLost;
+    }
+  }
+  follow_keep_set(info);
+  const auto id = static_cast<NodeId>(nodes_.size());
+  Node& node = running.node;
+  for (const Written& written : running.written) {
+    end_write(written, info, running);
+  }
+  std::uint32_t place = 0;
+  for (const c10::IValue& output : outputs) {
+    for_each_result(output, [&](const at::Tensor& tensor) {
+      const std::uint32_t at = place++;
+      if (!tensor.defined()) return;
+      const c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
+      if (!is_plain(impl)) return;
+      const c10::StorageImpl* storage =
+          impl.unsafe_storage().unsafeGetStorageImpl();
+      if (current_.count(storage) > 0) return;  // a view, or written
+      const char* why = why_keep(info, storage->nbytes(), at, running.why);
+      const StateId state = new_state(tensor, &info, id, why);
+      if (why == nullptr) node.results.push_back({at, state});
+    });
+  }
+  if (!node.results.empty() || !node.writes.empty()) {
+    nodes_.push_back(std::move(node));
+  }
+  ++num_ops_;
+  for (const std::shared_ptr<Save>& save : std::exchange(pending_, {})) {
+    const auto found = current_.find(storage_of(save->kept()));
+    if (found != current_.end()) {
+      settle(save, found->second);
+    } else {
+      ++stats_->saves_kept;
+    }
+  }
+}
+
+// detach and the like: to a trace, and so to a keep set, not an op.
+bool Tape::is_identity(const Running& running,
+                       c10::ArrayRef<c10::IValue> outputs) const {
+  if (running.viewed.empty() || outputs.empty()) return false;
+  bool all = true;
+  for (const c10::IValue& output : outputs) {
+    for_each_tensor(output, [&](const at::Tensor& tensor) {
+      const c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
+      all &= is_plain(impl) &&
+             std::ranges::any_of(running.viewed, [&](const auto& viewed) {
+               return viewed.first == storage_of(tensor) &&
+                      viewed.second == Geometry(impl);
+             });
+    });
+  }
+  return all;
+}
+
+void Tape::follow_keep_set(const OpInfo& info) {
+  if (!follows_keep_set_) return;
+  const auto& ops = rules_.keep_set->ops;
+  if (num_ops_ < ops.size() && ops[num_ops_] == info.name) return;
+  follows_keep_set_ = false;
+  ++stats_->calls_unlike_keep_set;
+}
+
+void Tape::end_write(const Written& written, const OpInfo& info,
+                     Running& running) {
+  State& old = states_[written.old];
+  const bool was_chosen = old.why == kChosen || old.why == kSmall;
+  old.original = WeakStoragePtr(StoragePtr());
+  if (!old.ours) {
+    old.held.reset();
+    old.lost = old.maker == kNone;
+  }
+  const char* why = running.why;
+  if (written.access == Access::Scratch) {
+    why = kStatistics;
+  } else {
+    why = why_keep(info, storage_of(written.tensor)->nbytes(), 0, why);
+    // The bytes were to be kept: now they are these.
+    if (why == nullptr && written.access == Access::Update && was_chosen) {
+      why = kChosen;
+    }
+  }
+  const StateId state = new_state(written.tensor, &info,
+                                  static_cast<NodeId>(nodes_.size()), why);
+  if (why == nullptr) {
+    running.node.writes.push_back({written.reference, state});
+  }
+}
+
+bool Tape::decide(const at::Tensor& tensor, const std::shared_ptr<Save>& save) {
+  const Locked lock(*this);
+  const c10::StorageImpl* storage = storage_of(tensor);
+  const auto found = current_.find(storage);
+  const bool known = found != current_.end();
+  if (running_ && (!known || is_written_now(storage))) {
+    pending_.push_back(save);
+    return false;
+  }
+  if (!known || !is_current(states_[found->second])) {
+    ++stats_->saves_kept;
+    return true;
+  }
+  settle(save, found->second);
+  return states_[found->second].why == kOutside;
+}
+
+void Tape::settle(const std::shared_ptr<Save>& save, StateId id) {
+  State& state = states_[id];
+  const char* why = state.why;
+  if (why == nullptr && !can_claim(id)) why = kLost;
+  if (why == nullptr) {
+    claim(id);
+    save->drop(shared_from_this(), id);
+    ++stats_->saves_dropped;
+    if (!state.counted) stats_->bytes_dropped += state.bytes;
+  } else {
+    ++stats_->saves_kept;
+    if (!state.counted) stats_->bytes_kept += state.bytes;
+    if (is_notable(why)) {
+      stats_->count_reason(state.op == nullptr ? why
+                                               : state.op->name + ": " + why);
+    }
+  }
+  state.counted = true;
+}
+
+std::vector<Tape::Claim> Tape::close() {
+  const Locked lock(*this);
+  open_ = false;
+  running_.reset();
+  stats_->saves_kept += pending_.size();
+  pending_.clear();
+  current_.clear();
+  std::vector<Claim> claims;
+  for (StateId id = 0; id < states_.size(); ++id) {
+    State& state = states_[id];
+    if (state.readers == 0) {
+      state.held.reset();
+      state.original = WeakStoragePtr(StoragePtr());
+    } else if (StoragePtr storage = state.original.lock()) {
+      claims.push_back({std::move(storage), id});
+    }
+  }
+  for (Node& node : nodes_) {
+    if (node.num_needed == 0) node = Node();
+  }
+  return claims;
+}
+
+void Tape::copy_out(State& state) {
+  state.original = WeakStoragePtr(StoragePtr());
+  if (state.readers == 0 || !state.held || state.ours) return;
+  try {
+    const Unobserved guard;
+    state.held = clone_storage(state.held);
+    state.ours = true;
+    stats_->bytes_copied += state.bytes;
+  } catch (const std::exception&) {  // no memory for it
+    state.held.reset();
+    state.lost = true;
+  }
+}
+
+void Tape::before_write(StateId state) {
+  const Locked lock(*this);
+  copy_out(states_[state]);
+}
+
+void Tape::offer(StateId id, const StoragePtr& storage) {
+  const Locked lock(*this);
+  State& state = states_[id];
+  if (state.readers == 0 || state.held || !is_current(state)) return;
+  if (state.original.lock() != storage) return;
+  state.held = storage;
+  forget_maker(state);
+}
+
+c10::Device Tape::device_of(StateId state) {
+  const Locked lock(*this);
+  return states_[state].device;
+}
+
+}  // namespace memscale

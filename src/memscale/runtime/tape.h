@@ -1,0 +1,224 @@
+#pragma once
+
+#include <ATen/core/Generator.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
+#include <c10/core/StorageImpl.h>
+#include <c10/util/ArrayRef.h>
+#include <c10/util/flat_hash_map.h>
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "memscale/core/replay_rules.h"
+#include "memscale/runtime/geometry.h"
+#include "memscale/runtime/replay_stats.h"
+
+namespace memscale {
+
+struct OpInfo;
+class Save;
+
+// What the tape of one layer's call is to do.
+struct TapeRules {
+  ReplayPolicy policy = ReplayPolicy::Keep;
+  std::shared_ptr<const KeepSet> keep_set;  // null: by policy
+  std::size_t min_bytes = 0;                // smaller storages are kept
+};
+
+// The ops of one call of one layer (or of what runs between two of them), and
+// from them the values that backward asks for.
+//
+// Note [States of storages]
+// What is kept or computed again is a *state*: the bytes of one storage between
+// two writes. Tensors are geometries over states, so a view needs no op and a
+// write in place makes a new state from an old one. A state is
+//   held       by us: it came from outside, its policy says so, or it cannot be
+//              made again; then its version is checked before it is used;
+//   replayed   from the states that its op (its maker) read.
+// A state's readers are the saves that were dropped and the ops that are to be
+// replayed. With its first reader a state claims what it needs, with its last it
+// lets go: so what is held is what backward still needs, and each op is
+// replayed at most once.
+//
+// Note [Why replay is bit-equal]
+// The same kernel is called on the same bytes at the same strides, with the same
+// arguments, generator state and grad mode, below autograd and autocast, which
+// had their say when it was recorded. Nothing is replayed from bytes whose
+// version differs from the recorded one, and nothing is written but memory of
+// our own.
+//
+// Recorded by one thread, then asked by any: methods lock. A replay may need the
+// GIL (kernels written in Python), so none may be called while holding it, but
+// for release(), which never waits.
+class Tape final : public std::enable_shared_from_this<Tape> {
+ public:
+  using StateId = std::uint32_t;
+
+  Tape(TapeRules rules, std::shared_ptr<ReplayStats> stats);
+  ~Tape();
+
+  // ---- forward: one thread, until close() ----
+  void begin_op(const OpInfo& info, c10::ArrayRef<const c10::IValue> inputs,
+                bool in_function);
+  void end_op(c10::ArrayRef<c10::IValue> outputs, std::size_t num_expected);
+  // Decides for one save: `save` holds the tensor, and may be made to drop it.
+  // True: it stays held, and came from outside of this tape.
+  bool decide(const at::Tensor& tensor, const std::shared_ptr<Save>& save);
+  // A state that others must be asked about before its storage is written.
+  struct Claim {
+    StoragePtr storage;
+    StateId state;
+  };
+  // No more ops. What nobody reads is let go.
+  std::vector<Claim> close();
+
+  // ---- between tapes: their storages may be the same ----
+  // The original bytes of this state are about to change.
+  void before_write(StateId state);
+  // Somebody holds the bytes of this state anyway: no need to replay it.
+  void offer(StateId state, const StoragePtr& storage);
+
+  // ---- backward: any thread ----
+  StoragePtr materialise(StateId state);
+  c10::Device device_of(StateId state);
+  void release(StateId state) noexcept;
+
+ private:
+  using NodeId = std::uint32_t;
+  static constexpr std::uint32_t kNone = ~std::uint32_t{0};
+
+  struct State {
+    NodeId maker = kNone;
+    std::uint32_t readers = 0;
+    std::size_t bytes = 0;
+    c10::Device device = c10::kCPU;
+    StoragePtr held;
+    // The original storage, for as long as it has these bytes.
+    WeakStoragePtr original{StoragePtr()};
+    c10::VariableVersion counter;
+    std::uint32_t version = 0;
+    const OpInfo* op = nullptr;  // that made it, if that is known
+    const char* why = nullptr;   // it is held; nullptr: it is replayed
+    bool ours = false;           // held is memory of our own
+    bool by_maker = false;       // its readers rely on the maker
+    bool lost = false;           // the bytes were overwritten
+    bool counted = false;
+  };
+  enum class Access : std::uint8_t { Read, Update, Overwrite, Scratch };
+  struct Reference {
+    std::uint32_t argument;
+    std::int32_t element;  // of a list; -1: not a list
+    Access access;
+    StateId state;  // before the op
+    Geometry geometry;
+  };
+  struct List {
+    std::uint32_t argument;
+    std::uint32_t length;
+    bool of_optional;
+  };
+  struct Made {
+    std::uint32_t place;  // among the results, or among the references
+    StateId state;
+  };
+  struct Node {
+    const OpInfo* op = nullptr;
+    std::vector<c10::IValue> arguments;  // tensors are left out
+    std::vector<Reference> references;
+    std::vector<List> lists;
+    std::vector<StateId> reads;  // distinct
+    std::vector<Made> results;
+    std::vector<Made> writes;
+    at::Generator generator;  // as it was; undefined: not random
+    std::uint32_t num_needed = 0;
+    bool grad_mode = false;
+    bool done = false;
+    std::uint32_t search = 0;  // the last one that came by
+  };
+  struct Written {
+    at::Tensor tensor;  // an alias
+    StateId old;
+    Access access;
+    std::uint32_t reference;
+  };
+  // The op that runs now.
+  struct Running {
+    Node node;
+    std::vector<Written> written;
+    const char* why = nullptr;  // it cannot be replayed
+    // What a view op got, if a keep set is followed.
+    std::vector<std::pair<const c10::StorageImpl*, Geometry>> viewed;
+  };
+  class Locked;
+
+  // Recording.
+  const char* why_not(const OpInfo& info,
+                      c10::ArrayRef<const c10::IValue> inputs,
+                      bool in_function) const;
+  void add_argument(std::size_t place, const c10::IValue& input, Access access);
+  void add_tensor(const at::Tensor& tensor, std::size_t argument,
+                  std::int32_t element, Access access);
+  StateId find_state(const at::Tensor& tensor);
+  StateId new_state(const at::Tensor& tensor, const OpInfo* op, NodeId maker,
+                    const char* why);
+  const char* why_keep(const OpInfo& info, std::size_t bytes,
+                       std::size_t output, const char* why);
+  void end_write(const Written& written, const OpInfo& info, Running& running);
+  bool is_identity(const Running& running,
+                   c10::ArrayRef<c10::IValue> outputs) const;
+  bool is_written_now(const c10::StorageImpl* storage) const;
+  bool is_current(const State& state) const;
+  void follow_keep_set(const OpInfo& info);
+  void settle(const std::shared_ptr<Save>& save, StateId state);
+  void copy_out(State& state);
+
+  // Who needs what: tape_claims.cpp.
+  bool can_claim(StateId state);
+  void claim(StateId state);
+  void unclaim(StateId state);
+  void unclaim_all(std::vector<StateId> states);
+  void forget_maker(State& state);
+
+  // Replay: tape_replay.cpp.
+  void ensure(StateId state);
+  void run_all();
+  bool use_original(State& state);
+  void run(Node& node);
+  std::vector<StoragePtr> make_targets(const Node& node);
+  std::vector<c10::IValue> make_stack(const Node& node,
+                                      const std::vector<StoragePtr>& targets);
+  void check_version(const State& state, const Geometry& geometry) const;
+  void drain() noexcept;
+
+  const TapeRules rules_;
+  const std::shared_ptr<ReplayStats> stats_;
+
+  std::mutex mutex_;
+  std::atomic<std::thread::id> owner_;  // of mutex_
+  std::vector<State> states_;
+  std::vector<Node> nodes_;
+  ska::flat_hash_map<const c10::StorageImpl*, StateId> current_;
+  std::optional<Running> running_;
+  std::vector<std::shared_ptr<Save>> pending_;  // of the running op's results
+  std::size_t num_ops_ = 0;       // of the keep set, followed so far
+  bool follows_keep_set_ = false;
+  bool open_ = true;
+  std::uint32_t num_searches_ = 0;
+  // A parameter is changed as soon as it has its gradient: replay all first.
+  bool at_once_ = false;
+
+  std::mutex queue_mutex_;
+  std::vector<StateId> queue_;  // to be released
+  std::atomic<std::size_t> num_queued_{0};
+};
+
+}  // namespace memscale

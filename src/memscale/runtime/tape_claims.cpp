@@ -1,0 +1,99 @@
+// Who needs which state, and what is let go with its last reader. None of this
+// recurses: lineages can be tens of thousands of ops deep.
+
+#include <utility>
+
+#include "memscale/runtime/tape.h"
+#include "memscale/runtime/tape_lock.h"
+
+namespace memscale {
+
+// Whether all that its lineage rests on is still there.
+bool Tape::can_claim(StateId id) {
+  ++num_searches_;
+  std::vector<StateId> path = {id};
+  while (!path.empty()) {
+    const State& state = states_[path.back()];
+    path.pop_back();
+    if (state.readers > 0 || state.held) continue;
+    if (state.maker == kNone || state.lost || nodes_[state.maker].done) {
+      states_[id].lost = true;  // not to be searched again
+      return false;
+    }
+    Node& node = nodes_[state.maker];
+    if (node.num_needed > 0) continue;
+    if (std::exchange(node.search, num_searches_) == num_searches_) continue;
+    path.insert(path.end(), node.reads.begin(), node.reads.end());
+  }
+  return true;
+}
+
+void Tape::claim(StateId id) {
+  std::vector<StateId> path = {id};
+  while (!path.empty()) {
+    State& state = states_[path.back()];
+    path.pop_back();
+    if (state.readers++ > 0 || state.held) continue;
+    state.by_maker = true;
+    Node& node = nodes_[state.maker];
+    if (node.num_needed++ > 0) continue;
+    path.insert(path.end(), node.reads.begin(), node.reads.end());
+  }
+}
+
+void Tape::unclaim(StateId id) { unclaim_all({id}); }
+
+void Tape::unclaim_all(std::vector<StateId> path) {
+  while (!path.empty()) {
+    State& state = states_[path.back()];
+    path.pop_back();
+    if (--state.readers > 0) continue;
+    // While the tape is open, kept bytes wait for readers to come.
+    if (!open_ || state.ours) state.held.reset();
+    if (!std::exchange(state.by_maker, false)) continue;
+    Node& node = nodes_[state.maker];
+    if (--node.num_needed > 0 || node.done) continue;
+    path.insert(path.end(), node.reads.begin(), node.reads.end());
+    if (!open_) node = Node();
+  }
+}
+
+// The state is held after all.
+void Tape::forget_maker(State& state) {
+  if (!std::exchange(state.by_maker, false)) return;
+  Node& node = nodes_[state.maker];
+  if (--node.num_needed > 0 || node.done) return;
+  unclaim_all(node.reads);
+}
+
+void Tape::release(StateId state) noexcept {
+  {
+    const std::lock_guard lock(queue_mutex_);
+    queue_.push_back(state);
+    ++num_queued_;
+  }
+  drain();
+}
+
+// Note [Releasing never waits]
+// A save ends wherever its last owner does: in any thread, with or without the
+// GIL, even inside a replay of this very tape (a kernel in Python lets the
+// garbage collector run). So releases are queued; whoever can lock the tape
+// does them, and whoever has it locked does them afterwards.
+void Tape::drain() noexcept {
+  while (num_queued_ > 0 && owner_ != std::this_thread::get_id() &&
+         mutex_.try_lock()) {
+    owner_ = std::this_thread::get_id();
+    std::vector<StateId> released;
+    {
+      const std::lock_guard lock(queue_mutex_);
+      released.swap(queue_);
+      num_queued_ -= released.size();
+    }
+    unclaim_all(std::move(released));
+    owner_ = std::thread::id();
+    mutex_.unlock();
+  }
+}
+
+}  // namespace memscale

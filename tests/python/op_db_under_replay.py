@@ -1,0 +1,249 @@
+"""Runs samples of torch's operator database plainly and under replay.
+
+The operator stands in the middle of a layer: what it reads was computed in the
+layer from the layer's inputs, and what it returns is read by a further op. So its
+inputs and its outputs are both values that policy "block" drops and replays.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from memscale import replay
+from op_db_on_sim import op_id, same_bits
+
+# Operators left out, each with the reason that the test prints.
+_UNINITIALISED = "returns uninitialised memory"
+_CUDA_ONLY = "compiles CUDA code; the CPU refuses it"
+SKIPPED: dict[str, str] = {
+    "empty": _UNINITIALISED,
+    "empty_like": _UNINITIALISED,
+    "empty_permuted": _UNINITIALISED,
+    "empty_strided": _UNINITIALISED,
+    "new_empty": _UNINITIALISED,
+    "new_empty_strided": _UNINITIALISED,
+    "jiterator_2inputs_2outputs": _CUDA_ONLY,
+    "jiterator_4inputs_with_extra_args": _CUDA_ONLY,
+    "jiterator_binary": _CUDA_ONLY,
+    "jiterator_binary_return_by_ref": _CUDA_ONLY,
+    "jiterator_unary": _CUDA_ONLY,
+}
+# Samples left out of operators that are compared.
+_LSTSQ = "driver gelsy does not repeat: plain runs differ from each other"
+SKIPPED_SAMPLES: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    name: (_LSTSQ, lambda sample: sample.kwargs.get("driver") == "gelsy")
+    for name in ("linalg.lstsq", "linalg.lstsq.grad_oriented")
+}
+# Operators whose second derivative torch itself refuses.
+NO_SECOND_DERIVATIVE: dict[str, str] = {
+    "nn.functional.ctc_loss": "its backward has no derivative",
+    "nn.functional.linear_cross_entropy.chunked_none": "its backward writes to out=",
+    "sparse.sampled_addmm": "sparse gradients cannot be summed",
+}
+
+# What a comparison says of a sample that both refuse with the same exception.
+REFUSED = "both refuse it"
+
+
+@dataclass
+class Outcome:
+    """All that can be seen of a call and its backward."""
+
+    outputs: list[Any] = field(default_factory=list)
+    gradients: list[torch.Tensor | None] = field(default_factory=list)
+    random_state: torch.Tensor = field(default_factory=lambda: torch.empty(0))
+
+
+@dataclass
+class Comparison:
+    """``found``: what differs, None or REFUSED."""
+
+    found: str | None
+    saves_dropped: int = 0
+    ops_replayed: int = 0
+    kept_because: dict[str, int] = field(default_factory=dict)
+
+
+class _Layer(nn.Module):
+    def forward(self, call: Callable[..., Any], inputs: Any) -> Any:
+        """Call with a computed copy of every input that needs a gradient."""
+        output = call(_map(_computed, inputs))
+        return output, _map(_read, output)
+
+
+class _Model(nn.Module):
+    """A model of one layer, which is not its root."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = _Layer()
+
+    def forward(self, call: Callable[..., Any], inputs: Any) -> Any:
+        return self.layer(call, inputs)
+
+
+def functions(op: Any) -> dict[str, Callable[..., Any]]:
+    """The operator, and its in-place variant if that has a gradient."""
+    found: dict[str, Callable[..., Any]] = {"": op}
+    in_place = op.get_inplace()
+    if in_place is not None and op.supports_inplace_autograd:
+        found["_"] = in_place
+    return found
+
+
+def compare(
+    op: Any, sample: Any, variant: str = "", second_order: bool = False
+) -> Comparison:
+    """One sample of an operator, plainly and under replay."""
+    function = functions(op)[variant]
+    try:
+        expected = _run(function, sample, None, second_order)
+    except Exception as error:  # torch refuses the sample: so must ours
+        return Comparison(_refusal(function, sample, second_order, error))
+    model = _Model()
+    handle = replay.attach(model, "block", min_bytes=0)
+    got = _run(function, sample, model, second_order)
+    stats = handle.stats()
+    handle.detach()
+    return Comparison(
+        _difference(expected, got),
+        stats.saves_dropped,
+        stats.ops_replayed,
+        dict(stats.kept_because),
+    )
+
+
+def samples(op: Any, variant: str, limit: int | None) -> Iterator[Any]:
+    """In place, an input cannot grow to the shape of the result."""
+    torch.manual_seed(0)
+    made = op.sample_inputs("cpu", torch.float32, requires_grad=op.supports_autograd)
+    _, skip = SKIPPED_SAMPLES.get(op_id(op), ("", lambda sample: False))
+    useful = (
+        s for s in made if not skip(s) and not (variant and s.broadcasts_input)
+    )
+    return itertools.islice(useful, limit)
+
+
+def _refusal(
+    function: Callable[..., Any], sample: Any, second_order: bool, error: Exception
+) -> str:
+    model = _Model()
+    handle = replay.attach(model, "block", min_bytes=0)
+    try:
+        _run(function, sample, model, second_order)
+    except Exception as same:
+        if type(same) is type(error) and str(same) == str(error):
+            return REFUSED
+        return f"plainly {error!r}, under replay {same!r}"
+    finally:
+        handle.detach()
+    return f"plainly {error!r}, under replay nothing"
+
+
+def _run(
+    function: Callable[..., Any],
+    sample: Any,
+    model: nn.Module | None,
+    second_order: bool,
+) -> Outcome:
+    inputs = _leaves((sample.input, sample.args, sample.kwargs))
+    leaves = [t for t in _tensors(inputs) if t.requires_grad]
+    torch.manual_seed(1)
+
+    def call(before: Any) -> Any:
+        input_, args, kwargs = before
+        return sample.output_process_fn_grad(function(input_, *args, **kwargs))
+
+    outputs, after = (model or _Model())(call, inputs)
+    outcome = Outcome([*pytree.tree_leaves(outputs), *_tensors(inputs)])
+    roots = [t for t in _tensors(after) if t.requires_grad]
+    if leaves and roots:
+        outcome.gradients = _gradients(roots, leaves, second_order)
+    outcome.random_state = torch.get_rng_state()
+    return outcome
+
+
+def _gradients(
+    roots: list[torch.Tensor], leaves: list[torch.Tensor], second_order: bool
+) -> list[torch.Tensor | None]:
+    """First derivatives, or the derivatives of their sum of squares."""
+    torch.manual_seed(2)
+    seeds = [torch.rand_like(t) for t in roots]
+    first = torch.autograd.grad(
+        roots, leaves, seeds, allow_unused=True, create_graph=second_order
+    )
+    if not second_order:
+        return list(first)
+    again = [g for g in first if g is not None and g.requires_grad]
+    if not again:
+        return list(first)
+    second = torch.autograd.grad(
+        again, leaves, [torch.ones_like(g) for g in again], allow_unused=True
+    )
+    return [*first, *second]
+
+
+def _difference(expected: Outcome, got: Outcome) -> str | None:
+    pairs = zip(expected.outputs, got.outputs, strict=True)
+    for i, (a, b) in enumerate(pairs):
+        if not _same(a, b):
+            return f"output or input {i} differs"
+    for i, (x, y) in enumerate(zip(expected.gradients, got.gradients, strict=True)):
+        if (x is None) != (y is None) or (x is not None and not _same(x, y)):
+            return f"gradient {i} differs"
+    if not torch.equal(expected.random_state, got.random_state):
+        return "random state differs"
+    return None
+
+
+def _same(a: Any, b: Any) -> bool:
+    if isinstance(a, torch.Tensor) and a.layout != torch.strided:
+        return a.layout == b.layout and same_bits(a.to_dense(), b.to_dense())
+    return same_bits(a, b)
+
+
+def _leaves(tree: Any) -> Any:
+    """A copy of every tensor in ``tree``, as a leaf."""
+    return _map(lambda t: t.detach().clone().requires_grad_(t.requires_grad), tree)
+
+
+def _map(change: Callable[[torch.Tensor], torch.Tensor], tree: Any) -> Any:
+    return pytree.tree_map(
+        lambda leaf: change(leaf) if isinstance(leaf, torch.Tensor) else leaf, tree
+    )
+
+
+def _tensors(tree: Any) -> list[torch.Tensor]:
+    return [t for t in pytree.tree_leaves(tree) if isinstance(t, torch.Tensor)]
+
+
+def _computed(t: torch.Tensor) -> torch.Tensor:
+    return t.mul(1.0) if t.requires_grad and t.layout == torch.strided else t
+
+
+def _read(t: torch.Tensor) -> torch.Tensor:
+    """Something whose backward needs ``t``, and which torch has for its kind."""
+    if not t.requires_grad:
+        return t
+    t = t if t.layout == torch.strided else t.to_dense()
+    return (t.to(torch.complex64) if t.dtype == torch.complex32 else t).sin()
+
+
+__all__ = [
+    "NO_SECOND_DERIVATIVE",
+    "REFUSED",
+    "SKIPPED",
+    "SKIPPED_SAMPLES",
+    "Comparison",
+    "compare",
+    "functions",
+    "op_id",
+    "samples",
+]

@@ -1,0 +1,419 @@
+"""What torch's tests ask of saved-tensor hooks, asked of replay, which uses them.
+
+A user may have hooks too, may read what a node saved, and may write nodes of their
+own; all must see what they would see without replay.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.autograd import Function
+from torch.autograd.graph import (
+    allow_mutation_on_saved_tensors,
+    disable_saved_tensors_hooks,
+    save_on_cpu,
+    saved_tensors_hooks,
+)
+
+from replay_twins import Wrapped, batch, blocks, same, twins
+
+# Loaded before the first backward: autograd's engine counts devices there, once.
+pytestmark = pytest.mark.usefixtures("sim")
+
+both_policies = pytest.mark.parametrize("policy", ["cheap", "block"])
+both_devices = pytest.mark.parametrize("device", ["cpu", "sim"])
+
+
+def default_hooks() -> Any:
+    return torch._C._autograd._top_saved_tensors_default_hooks(True)
+
+
+# Hooks of the user's.
+
+
+class Seen:
+    """Hooks that count, and double what they give back when asked to."""
+
+    def __init__(self, double: bool = False) -> None:
+        self.packed: list[torch.Tensor] = []
+        self.unpacked = 0
+        self.double = double
+
+    def hooks(self) -> contextlib.AbstractContextManager[Any]:
+        def pack(x: torch.Tensor) -> torch.Tensor:
+            self.packed.append(x.detach().cpu().clone())
+            return x.detach().clone()
+
+        def unpack(x: torch.Tensor) -> torch.Tensor:
+            self.unpacked += 1
+            return 2 * x if self.double else x
+
+        return saved_tensors_hooks(pack, unpack)
+
+    def assert_saw_the_same(self, other: Seen) -> None:
+        assert len(self.packed) == len(other.packed) > 0
+        assert all(map(torch.equal, self.packed, other.packed))
+        assert self.unpacked == other.unpacked > 0
+
+
+@both_devices
+@both_policies
+@pytest.mark.parametrize("double", [False, True])
+def test_hooks_around_the_call(policy: str, device: str, double: bool) -> None:
+    """Replay steps aside: the user's hooks get all they would get."""
+    pair = twins(blocks(), policy, device)
+    seen = {id(m): Seen(double) for m in (pair.plain, pair.ours)}
+
+    def step(model: nn.Module) -> None:
+        with seen[id(model)].hooks():
+            loss = model(batch(device)).sum()
+        loss.backward()
+
+    pair.both(step)
+    pair.assert_equal_gradients()
+    seen[id(pair.plain)].assert_saw_the_same(seen[id(pair.ours)])
+    assert pair.handle.stats().saves_dropped == 0
+    pair.assert_same_step(batch(device))
+    assert pair.handle.stats().saves_dropped > 0
+
+
+@both_policies
+@pytest.mark.parametrize("double", [False, True])
+def test_hooks_within_a_layer(policy: str, double: bool) -> None:
+    """Innermost hooks win, and only while they are on."""
+    seen = [Seen(double), Seen(double)]
+    turn = iter([*seen, *seen])
+
+    def function(weight: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        y = torch.exp(x @ weight)
+        with next(turn).hooks():
+            y = torch.sin(y).exp()
+        return torch.tanh(y)
+
+    twins(Wrapped(function), policy).assert_same_step(batch())
+    seen[0].assert_saw_the_same(seen[1])
+
+
+@both_policies
+@pytest.mark.parametrize(
+    "context",
+    [save_on_cpu, allow_mutation_on_saved_tensors],
+    ids=lambda c: c.__name__,
+)
+@pytest.mark.parametrize("inside", [False, True])
+def test_torchs_own_hooks(
+    policy: str,
+    context: Callable[[], contextlib.AbstractContextManager[Any]],
+    inside: bool,
+) -> None:
+    def function(weight: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        with context() if inside else contextlib.nullcontext():
+            y = torch.sigmoid(x @ weight)
+            y = y * y.sin()
+        return y.exp()
+
+    pair = twins(Wrapped(function), policy)
+
+    def step(model: nn.Module) -> None:
+        with contextlib.nullcontext() if inside else context():
+            model(batch()).sum().backward()
+
+    pair.both(step)
+    pair.assert_equal_gradients()
+
+
+def test_mutation_of_saved_tensors_when_allowed() -> None:
+    def function(weight: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        y = torch.exp(x @ weight)
+        z = y.sin()
+        return y.mul_(2) + z
+
+    pair = twins(Wrapped(function), "block")
+
+    def step(model: nn.Module) -> None:
+        with allow_mutation_on_saved_tensors():
+            model(batch()).sum().backward()
+
+    pair.both(step)
+    pair.assert_equal_gradients()
+
+
+@both_policies
+def test_hooks_around_backward(policy: str) -> None:
+    """Hooks that are on in backward concern the graph that backward makes."""
+    pair = twins(blocks(p=0.0), policy)
+    seen = {id(m): Seen() for m in (pair.plain, pair.ours)}
+
+    def step(model: nn.Module) -> None:
+        x = batch().requires_grad_()
+        out = model(x).sum()
+        with seen[id(model)].hooks():
+            (slope,) = torch.autograd.grad(out, x, create_graph=True)
+        slope.square().sum().backward()
+
+    pair.both(step)
+    pair.assert_equal_gradients()
+    seen[id(pair.plain)].assert_saw_the_same(seen[id(pair.ours)])
+
+
+@both_policies
+def test_hooks_that_are_forbidden(policy: str) -> None:
+    """Where torch lets no hooks be set, the model still runs."""
+    pair = twins(blocks(), policy)
+
+    def step(model: nn.Module) -> None:
+        with disable_saved_tensors_hooks("not here"):
+            loss = model(batch()).sum()
+        loss.backward()
+
+    pair.both(step)
+    pair.assert_equal_gradients()
+
+
+def test_a_pack_hook_that_fails() -> None:
+    pair = twins(blocks(), "block")
+
+    def fail(_: torch.Tensor) -> None:
+        raise ArithmeticError("pack")
+
+    with (
+        pytest.raises(ArithmeticError),
+        saved_tensors_hooks(fail, lambda x: x),
+    ):
+        pair.ours(batch())
+    assert default_hooks() is None
+    pair.assert_same_step(batch())
+
+
+@both_policies
+def test_no_hooks_stay_behind(policy: str) -> None:
+    pair = twins(blocks(), policy)
+    with pytest.raises(RuntimeError):
+        pair.ours(batch()[:, :3])
+    assert default_hooks() is None
+    loss = pair.ours(batch()).sum()
+    assert default_hooks() is None
+    loss.backward()
+    assert default_hooks() is None
+    with save_on_cpu():
+        mine = default_hooks()
+        pair.ours(batch())
+        assert default_hooks() == mine
+
+
+# Function transforms, which allow no hooks.
+
+
+def func_grad(weight: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    slope = torch.func.grad(lambda v: torch.exp(v @ weight).sum())(x)
+    return torch.sin(slope @ weight).exp()
+
+
+def func_vmap(weight: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    rows = torch.func.vmap(lambda v: torch.exp(v @ weight).sin())(x)
+    return rows.cos().exp()
+
+
+def func_jacobian(weight: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    jacobian = torch.func.jacrev(lambda v: torch.sigmoid(v @ weight))(x[0])
+    return torch.tanh(jacobian @ weight).exp()
+
+
+def forward_mode(weight: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    y, slope = torch.func.jvp(lambda v: torch.sin(v @ weight), (x,), (x.cos(),))
+    return (y * slope).exp().sin()
+
+
+@both_policies
+@pytest.mark.parametrize(
+    "function",
+    [func_grad, func_vmap, func_jacobian, forward_mode],
+    ids=lambda f: f.__name__,
+)
+def test_function_transforms(
+    function: Callable[..., torch.Tensor], policy: str
+) -> None:
+    twins(Wrapped(function), policy).assert_same_step(batch() / 4)
+
+
+# What nodes saved.
+
+
+def saved(node: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """Every saved tensor of the graph, with its place."""
+    todo, seen = [(node, "")], set()
+    while todo:
+        node, path = todo.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        path = f"{path}/{node.name()}"
+        for name in dir(node):
+            if name.startswith("_saved_"):
+                value = getattr(node, name)
+                if isinstance(value, torch.Tensor):
+                    yield f"{path}.{name}", value
+        todo += [(parent, path) for parent, _ in node.next_functions]
+
+
+@both_devices
+@both_policies
+def test_saved_tensors_can_be_read(policy: str, device: str) -> None:
+    """As often as one likes before backward; then torch's own error."""
+    pair = twins(blocks(2), policy, device)
+
+    def step(model: nn.Module) -> tuple[list[tuple[str, torch.Tensor]], str]:
+        out = model(batch(device))
+        once = [(n, t.detach().cpu()) for n, t in saved(out.grad_fn)]
+        again = list(saved(out.grad_fn))
+        assert all(torch.equal(a, b.cpu()) for (_, a), (_, b) in zip(once, again))
+        out.sum().backward()
+        with pytest.raises(RuntimeError, match="already been freed") as raised:
+            list(saved(out.grad_fn))
+        return once, str(raised.value)
+
+    (plain, plain_error), (ours, our_error) = pair.both(step)
+    assert [name for name, _ in plain] == [name for name, _ in ours]
+    assert len(plain) > 10
+    for (name, a), (_, b) in zip(plain, ours, strict=True):
+        assert torch.equal(a, b), name
+    assert plain_error == our_error
+    pair.assert_equal_gradients()
+
+
+def test_the_graph_is_torchs_own() -> None:
+    """The same nodes in the same places: what hooks and DDP rely on."""
+    pair = twins(blocks(), "block")
+
+    def names(model: nn.Module) -> list[str]:
+        todo, found = [model(batch()).grad_fn], []
+        while todo:
+            node = todo.pop()
+            if node is not None:
+                found.append(node.name())
+                todo += [parent for parent, _ in node.next_functions]
+        return found
+
+    plain, ours = pair.both(names)
+    assert plain == ours
+
+
+def test_hooks_of_nodes_and_retained_gradients() -> None:
+    def step(model: nn.Module) -> list[torch.Tensor]:
+        hidden: list[torch.Tensor] = []
+        handle = model[1].register_forward_hook(  # type: ignore[index]
+            lambda _, __, out: (out.retain_grad(), hidden.append(out))[0]
+        )
+        out = model(batch())
+        assert out.grad_fn is not None
+        caught: list[torch.Tensor] = []
+        out.grad_fn.register_prehook(lambda g: caught.append(g[0]))
+        out.grad_fn.register_hook(lambda g, _: caught.append(g[0]))
+        out.sum().backward()
+        handle.remove()
+        assert hidden[0].grad is not None
+        return [*caught, hidden[0].grad]
+
+    plain, ours = twins(blocks(), "block").both(step)
+    assert len(plain) == len(ours) == 3
+    assert all(map(torch.equal, plain, ours))
+
+
+def test_anomaly_mode() -> None:
+    pair = twins(blocks(), "block")
+    with torch.autograd.detect_anomaly(check_nan=True):
+        pair.assert_same_step(batch())
+
+
+def test_a_graph_outlives_detaching() -> None:
+    pair = twins(blocks(), "block")
+
+    def step(model: nn.Module) -> None:
+        loss = model(batch()).sum()
+        pair.handle.detach()
+        loss.backward()
+
+    pair.both(step)
+    pair.assert_equal_gradients()
+
+
+@both_policies
+def test_a_step_of_the_optimizer_before_backward(policy: str) -> None:
+    """Weights that changed since forward: torch's error, never a wrong gradient."""
+    pair = twins(blocks(), policy)
+
+    def step(model: nn.Module) -> str:
+        loss = model(batch()).sum()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(2.0)
+        with pytest.raises(RuntimeError, match="modified by an inplace") as raised:
+            loss.backward()
+        return str(raised.value).split("[")[0]
+
+    plain, ours = pair.both(step)
+    assert plain == ours
+
+
+# Nodes of the user's.
+
+
+class Saves(Function):
+    """Saves an input, an output, a value of its own and nothing; reads them twice."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, k: float) -> torch.Tensor:
+        own, out = torch.cos(x), torch.exp(x)
+        ctx.save_for_backward(x, out, own, None)
+        ctx.k = k
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+        x, out, own, nothing = ctx.saved_tensors
+        assert nothing is None
+        again = ctx.saved_tensors
+        return grad * (out + own * ctx.k + again[0] * x), None
+
+
+class Dirty(Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        x.exp_()
+        ctx.mark_dirty(x)
+        ctx.save_for_backward(x)
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        (x,) = ctx.saved_tensors
+        out: torch.Tensor = grad * x
+        return out
+
+
+@both_devices
+@both_policies
+def test_functions_of_the_user(policy: str, device: str) -> None:
+    def function(weight: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        y = Saves.apply(torch.sin(x @ weight), 3.0)
+        y = Dirty.apply(y.cos())
+        return torch.as_tensor(Saves.apply(y, -1.0).sin())
+
+    pair = twins(Wrapped(function), policy, device)
+    pair.assert_same_step(batch(device))
+
+    def penalty(model: nn.Module) -> torch.Tensor:
+        x = batch(device).requires_grad_()
+        (slope,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
+        slope.square().sum().backward()
+        return slope.detach()
+
+    plain, ours = pair.both(penalty)
+    assert same(plain, ours)
+    pair.assert_equal_gradients()

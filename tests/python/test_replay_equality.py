@@ -1,0 +1,131 @@
+"""Training under replay is training: the same bits after every step.
+
+Five AdamW steps of each architecture, dropout on; losses, every gradient of every
+step, parameters, buffers, optimizer state and random states compared with
+torch.equal against the plain model on the same device.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+
+from memscale import replay
+from replay_training import ARCHITECTURES, Recipe, Run, first_difference, train
+
+# Loaded before the first backward: autograd's engine counts devices there, once.
+pytestmark = pytest.mark.usefixtures("sim")
+
+DEVICES = ["cpu", "sim"]
+POLICIES = ["cheap", "block"]
+
+ACCUMULATE = Recipe(batches=3, clip=0.5)
+TOGETHER = Recipe(batches=2, together=True)
+AUTOCAST = Recipe(autocast=True)
+AUTOCAST_TOGETHER = Recipe(autocast=True, batches=2, together=True, clip=1.0)
+BFLOAT16 = Recipe(dtype=torch.bfloat16)
+
+VARIANTS: list[tuple[str, Recipe]] = [
+    *((name, ACCUMULATE) for name in ("bert", "densenet", "gru", "twins")),
+    *((name, TOGETHER) for name in ("gpt2", "discriminator", "lstm_cells", "graph")),
+    *(
+        (name, AUTOCAST)
+        for name in (
+            "albert",
+            "attention",
+            "autoencoder",
+            "convnext",
+            "efficientnet",
+            "encoder",
+            "gpt2",
+            "gpt2_lora",
+            "llama",
+            "lstm",
+            "mixtral",
+            "resnet_bottleneck",
+            "t5",
+            "unet",
+            "vit",
+        )
+    ),
+    *((name, AUTOCAST_TOGETHER) for name in ("bert_open_attention", "tied_lstm")),
+    *((name, BFLOAT16) for name in ("gpt2", "residual_mlp", "swin", "wavenet")),
+]
+
+
+@functools.cache
+def plain(name: str, device: str, recipe: Recipe) -> Run:
+    """The run without replay, shared by the policies that are compared with it."""
+    run = train(name, device, None, recipe)
+    assert all(t.isfinite().all() for t in run.recorded.values())
+    return run
+
+
+def assert_equal_to_plain(
+    name: str, device: str, policy: str | dict[str, str], recipe: Recipe
+) -> replay.Stats:
+    run = train(name, device, policy, recipe)
+    assert first_difference(plain(name, device, recipe), run) is None
+    assert run.stats is not None
+    return run.stats
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_trains_as_the_plain_model_does(name: str, device: str, policy: str) -> None:
+    stats = assert_equal_to_plain(name, device, policy, Recipe())
+    assert stats.saves_dropped > 0
+    assert stats.bytes_dropped > 0
+    assert stats.ops_replayed > 0
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(("name", "recipe"), VARIANTS, ids=str)
+def test_other_loops(name: str, recipe: Recipe, device: str, policy: str) -> None:
+    """Accumulation, clipping, several forwards before a backward, bf16."""
+    stats = assert_equal_to_plain(name, device, policy, recipe)
+    assert stats.saves_dropped > 0
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", ["gpt2", "efficientnet", "lstm"])
+def test_keep_drops_nothing(name: str, device: str) -> None:
+    stats = assert_equal_to_plain(name, device, "keep", Recipe())
+    assert stats.saves_kept > 0
+    assert (stats.saves_dropped, stats.bytes_dropped, stats.ops_replayed) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_layers_with_policies_of_their_own(device: str) -> None:
+    """Only the layers that are named drop anything: less than all of them do."""
+    some = {"model.transformer.h.0": "block", "*.h.1": "cheap"}
+    one = {"model.transformer.h.0": "block"}
+    dropped = [
+        assert_equal_to_plain("gpt2", device, policy, Recipe()).saves_dropped
+        for policy in (one, some, "block")
+    ]
+    assert 0 < dropped[0] < dropped[1] < dropped[2]
+
+
+@pytest.mark.parametrize("name", ["gpt2", "resnet_bottleneck", "t5"])
+def test_block_drops_more_than_cheap(name: str) -> None:
+    cheap, block = (
+        assert_equal_to_plain(name, "cpu", policy, Recipe()).bytes_dropped
+        for policy in POLICIES
+    )
+    assert block > cheap
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_another_seed_is_a_difference(device: str) -> None:
+    """The comparison sees what a wrong mask of dropout would change."""
+    other = train("gpt2", device, None, seed=8)
+    assert first_difference(plain("gpt2", device, Recipe()), other) == "step 0: loss 0"
+
+
+def test_enough_architectures() -> None:
+    assert len(ARCHITECTURES) >= 40

@@ -1,0 +1,108 @@
+"""torch's operator database: gradients under replay are eager's, bit for bit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from op_db_on_sim import operators
+from op_db_under_replay import (
+    NO_SECOND_DERIVATIVE,
+    REFUSED,
+    SKIPPED,
+    SKIPPED_SAMPLES,
+    compare,
+    functions,
+    op_id,
+    samples,
+)
+
+# Loaded before the first backward: autograd's engine counts devices there, once.
+pytestmark = pytest.mark.usefixtures("sim")
+
+OPERATORS: dict[str, Any] = {op_id(op): op for op in operators()}
+TESTED = [name for name in OPERATORS if name not in SKIPPED]
+TWICE = [
+    name
+    for name in TESTED
+    if OPERATORS[name].supports_gradgrad and name not in NO_SECOND_DERIVATIVE
+]
+# Each kind of trouble once: random, in place, views, several outputs, hidden
+# writes, lists of tensors, attention, scatter.
+CHOSEN = [
+    "bernoulli",
+    "cat",
+    "cumprod",
+    "index_put",
+    "masked_scatter",
+    "max.reduction_with_dim",
+    "native_layer_norm",
+    "nn.functional.batch_norm",
+    "nn.functional.conv2d",
+    "nn.functional.dropout",
+    "nn.functional.embedding",
+    "nn.functional.max_pool2d",
+    "nn.functional.rrelu",
+    "nn.functional.scaled_dot_product_attention",
+    "normal.in_place",
+    "sort",
+    "unbind",
+    "view_as_complex",
+]
+SAMPLE = sorted({*CHOSEN, *TESTED[::14]})
+
+
+def check(name: str, limit: int | None, second_order: bool = False) -> int:
+    """Compare samples of the operator; how many saves replay dropped."""
+    op = OPERATORS[name]
+    dropped = compared = 0
+    for variant in functions(op):
+        for sample in samples(op, variant, limit):
+            comparison = compare(op, sample, variant, second_order)
+            assert comparison.found in (None, REFUSED), f"{name}{variant}: {sample}"
+            compared += comparison.found is None
+            dropped += comparison.saves_dropped
+    assert compared > 0, "torch refuses every sample: skip it with a reason"
+    return dropped
+
+
+@pytest.mark.parametrize("name", SAMPLE)
+def test_first_samples(name: str) -> None:
+    check(name, limit=3)
+
+
+def test_operators_are_really_replayed() -> None:
+    """Saves are dropped wherever there is something to save."""
+    dropped = {name: check(name, limit=1) for name in CHOSEN}
+    nothing = {name for name, count in dropped.items() if count == 0}
+    # Without gradient; the layer's own sine saves what cannot be replayed.
+    assert nothing <= {"bernoulli", "normal.in_place"}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", TESTED)
+def test_all_samples(name: str) -> None:
+    check(name, limit=None)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", TWICE)
+def test_second_derivatives(name: str) -> None:
+    check(name, limit=2, second_order=True)
+
+
+def test_enough_operators_are_compared(capsys: pytest.CaptureFixture[str]) -> None:
+    with capsys.disabled():
+        print(f"\n{len(TESTED)} operators compared under replay; left out:")
+        for name, reason in SKIPPED.items():
+            print(f"  {name}: {reason}")
+        for name, (reason, _) in SKIPPED_SAMPLES.items():
+            print(f"  samples of {name}: {reason}")
+        for name, reason in NO_SECOND_DERIVATIVE.items():
+            print(f"  second derivative of {name}: {reason}")
+    assert len(TESTED) >= 650
+    left_out = {*SKIPPED, *SKIPPED_SAMPLES, *NO_SECOND_DERIVATIVE}
+    assert left_out <= set(OPERATORS), "a skipped operator no longer exists"
+    assert set(SAMPLE) <= set(TESTED)
