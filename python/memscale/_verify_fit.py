@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -46,7 +47,7 @@ def predict(step: Step) -> Fit:
     if step.device is None:
         return Fit(unknown="the model is on several devices")
     try:
-        with step.executor.paused():
+        with step.executor.paused(), _unwrapped(step.model):
             made = estimate_call(
                 step.model, step.call, None, Config(), step.loss_fn, fallback=False
             )
@@ -59,6 +60,17 @@ def predict(step: Step) -> Fit:
     if step.device.type == "cpu":
         needed += _gradient_bytes(step)  # of the plain step's, kept
     return Fit(needed, _free_bytes(step.device))
+
+
+@contextmanager
+def _unwrapped(model: nn.Module) -> Iterator[None]:
+    """What wraps the model is no part of the copy that is traced."""
+    executor = vars(model).pop("_memscale_executor", None)
+    try:
+        yield
+    finally:
+        if executor is not None:
+            vars(model)["_memscale_executor"] = executor
 
 
 def check_host(step: Step) -> None:

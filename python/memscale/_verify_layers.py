@@ -77,7 +77,7 @@ def watch_layers(model: nn.Module, log: LayerLog) -> Iterator[None]:
         for which, tensor in named_tensors(value, ""):
             if tensor.requires_grad:
                 # Taken away again: it may be a parameter.
-                handle = tensor.register_hook(
+                handle = tensor.register_hook(  # type: ignore[no-untyped-call]
                     lambda gradient, which=which: log.note(call, kind, which, gradient)
                 )
                 stack.callback(handle.remove)

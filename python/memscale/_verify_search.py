@@ -155,9 +155,12 @@ def _compare_steps(step: Step, state: State, tolerance: float) -> VerifyReport:
     except torch.OutOfMemoryError:
         raise
     except Exception as error:
-        _, layer = read_traceback(error.__traceback__, step.model)
-        report.first_differing_layer = layer
+        phase, layer = read_traceback(error.__traceback__, step.model)
         report.error = said(error)
+        report.first_differing_layer = layer
+    if report.error:
+        if phase == "backward":
+            report.first_differing_layer = _layer_that_raises(step, state, report)
         return report
     _note_dropped(report, between, _dropped(step))
     found = compare(plain, wrapped, tolerance)
@@ -222,6 +225,16 @@ def _explain(
     except Exception as error:
         # The difference stands, whatever is wrong with looking for its cause.
         report.notes.append(f"the layer was not found: {said(error)}")
+
+
+def _layer_that_raises(step: Step, state: State, report: VerifyReport) -> str | None:
+    """Backward knows no layers: run each by itself. The last is the first there."""
+    try:
+        found = verify_layers(step, state, report.tolerance).layers
+    except Exception as error:
+        report.notes.append(f"the layer was not found: {said(error)}")
+        return None
+    return found[-1] if found else None
 
 
 def _find_layer(

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from memscale._verify_compare import difference, on_host
 
@@ -119,6 +120,7 @@ class _Value:
     def __init__(self, tensor: torch.Tensor) -> None:
         self.tensor = tensor
         self.before = on_host(tensor)
+        self._alias, self._place = tensor.data, _place_of(tensor)
         self._requires_grad = tensor.requires_grad
         self._gradient = tensor.grad if tensor.is_leaf else None
         self._hooks: dict[Any, Any] = dict(self._ready_hooks() or {})
@@ -132,10 +134,10 @@ class _Value:
 
     def restore(self) -> None:
         tensor, before = self.tensor, self.before
-        with torch.no_grad():
-            if tensor.shape != before.shape or tensor.dtype != before.dtype:
-                tensor.data = before.to(tensor.device, copy=True)
-            elif difference(before, tensor) is not None:
+        if _place_of(tensor) != self._place:  # a model may say tensor.data = …
+            tensor.data = self._alias
+        if difference(before, tensor) is not None:
+            with torch.no_grad():
                 tensor.copy_(before)
         if tensor.is_leaf:
             tensor.requires_grad_(self._requires_grad)
@@ -151,6 +153,14 @@ class _Value:
     def _ready_hooks(self) -> dict[Any, Any] | None:
         hooks: dict[Any, Any] | None = self.tensor._post_accumulate_grad_hooks
         return hooks
+
+
+def _place_of(tensor: torch.Tensor) -> tuple[Any, ...] | None:
+    """Where its numbers are, and how they lie there."""
+    if tensor.layout is not torch.strided or is_traceable_wrapper_subclass(tensor):
+        return None
+    place = (tensor.untyped_storage()._cdata, tensor.storage_offset(), tensor.dtype)
+    return (*place, tensor.shape, tensor.stride())
 
 
 def _tensors_of(modules: list[nn.Module]) -> list[torch.Tensor]:

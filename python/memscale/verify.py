@@ -171,26 +171,27 @@ def verify_at_wrap(
     model: nn.Module,
     executor: Executor,
     sample_input: Any = None,
-    *,
-    loss_fn: LossFn | None = None,
+    config: Config | None = None,
 ) -> FirstBatchCheck | None:
     """Verify a model that has just been wrapped; raise VerifyError if it fails.
 
-    Without a sample the first batch is waited for: the check that is returned does it,
-    inside the model's first call in training, and raises there.
+    For ``Config(verify_correctness=True)``. Without a sample the first batch is waited
+    for: the check that is returned does it, inside the model's first call in training,
+    and raises there. ``config`` is the one that wrapped it.
     """
     if sample_input is None:
         return FirstBatchCheck(model, executor)
     _check_arguments(model, None, None, None, 0.0)
-    _verify_now(model, executor, read_call(sample_input, loss_fn), loss_fn)
+    _verify_now(model, executor, read_call(sample_input))
     return None
 
 
-def _verify_now(
-    model: nn.Module, executor: Executor, call: Call, loss_fn: LossFn | None
-) -> VerifyReport:
-    step = Step(model, call, loss_fn, executor, sole_device(model))
+def _verify_now(model: nn.Module, executor: Executor, call: Call) -> VerifyReport:
+    step = Step(model, call, None, executor, sole_device(model))
     report = verify_step(step)
+    reset = getattr(executor, "reset_stats", None)
+    if reset is not None:
+        reset()  # the user's training has not begun
     report.raise_if_failed()
     level = logging.WARNING if report.untrained else logging.INFO
     _log.log(level, "%s", report)
@@ -230,5 +231,7 @@ class FirstBatchCheck:
         if not (model.training and torch.is_grad_enabled()):
             return
         self.cancel()  # the steps below are calls, too
+        if getattr(model, "_memscale_executor", None) is not self._executor:
+            return  # detached before it was trained
         call = Call(args, dict(kwargs), source="the first batch")
-        self.report = _verify_now(model, self._executor, call, None)
+        self.report = _verify_now(model, self._executor, call)

@@ -258,7 +258,8 @@ def _compared(
     drops: bool,
 ) -> replay.Stats:
     ours = train(build, where, attached=True, batch=batch, steps=steps)
-    assert first_difference(plain, ours) is None
+    difference = first_difference(plain, ours)
+    assert difference is None, difference
     assert ours.stats is not None
     if drops:
         assert ours.stats.saves_dropped > 0, ours.stats
@@ -277,7 +278,8 @@ def assert_same_or_refused(build: Build, where: Where, touchy: Step) -> None:
     assert plain.errors == [None] * 3
     ours = train(build, where, attached=True, steps=steps)
     if ours.errors[1] is None:
-        assert first_difference(plain, ours) is None
+        difference = first_difference(plain, ours)
+        assert difference is None, difference
         return
-    assert "modified by an inplace operation" in ours.errors[1]
-    assert ours.errors[2] is None
+    assert "modified by an inplace operation" in ours.errors[1], ours.errors
+    assert ours.errors[2] is None, ours.errors

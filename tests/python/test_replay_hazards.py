@@ -126,7 +126,7 @@ def under_a_view(h: Tensor) -> Tensor:
 def between_two_views(h: Tensor) -> Tensor:
     left, right = h[:, :4], h[:, 4:]
     early = (right * 2).sin()
-    left.exp_()
+    left.mul_(3)
     right.add_(left.detach())
     return torch.cat([early, right.cos()], dim=1)
 
@@ -278,9 +278,9 @@ WRITES: dict[str, Write] = {
     "masked_fill": lambda h, v, i: h.masked_fill_(v > 0, 0.25),
     "masked_scatter": lambda h, v, i: h.masked_scatter_(v.detach() > 0, v),
     "scatter": lambda h, v, i: h.scatter_(0, i[:, None].expand(4, WIDTH), 0.5),
-    "scatter_add": lambda h, v, i: h.scatter_add_(0, i[:, None].expand(4, WIDTH), v),
+    "scatter_add": lambda h, v, i: h.scatter_add_(0, i[:, None].expand(4, 8), v[:4]),
     "scatter_reduce": lambda h, v, i: h.scatter_reduce_(
-        0, i[:, None].expand(4, WIDTH), v, "sum"
+        0, i[:, None].expand(4, WIDTH), v[:4], "sum"
     ),
     "index_add": lambda h, v, i: h.index_add_(0, i, v[i], alpha=2),
     "index_copy": lambda h, v, i: h.index_copy_(0, i[:2], v[i[:2]]),

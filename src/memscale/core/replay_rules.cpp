@@ -109,6 +109,7 @@ ReplayRules find_replay_rules(std::string_view name) {
                     base.starts_with("_linalg_");
   rules.is_factory = has(kFactories, base);
   rules.overwrites = is_out || has(kOverwriting, base);
+  rules.draws_bits = base == "bernoulli_";
   rules.updates_statistics = has(kStatistics, base);
   rules.unordered_on_cuda = has(kUnorderedOnCuda, base);
   return rules;

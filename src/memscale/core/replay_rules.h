@@ -52,6 +52,8 @@ struct ReplayRules {
   bool is_factory = false;
   // Writes every element of the tensors it writes, and reads none of them.
   bool overwrites = false;
+  // What it writes are random zeros and ones.
+  bool draws_bits = false;
   // Updates running statistics that its other results do not depend on, if its
   // argument "training" is true or absent; the schema does not always tell.
   bool updates_statistics = false;

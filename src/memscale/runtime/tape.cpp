@@ -9,7 +9,6 @@
 #include "memscale/runtime/save.h"
 #include "memscale/runtime/tape_lock.h"
 #include "memscale/runtime/tensor_kinds.h"
-#include "memscale/runtime/unobserved.h"
 
 namespace memscale {
 namespace {
@@ -295,6 +294,7 @@ void Tape::end_op(c10::ArrayRef<c10::IValue> outputs,
     });
   }
   if (!node.results.empty() || !node.writes.empty()) {
+    keep_bits(node);
     nodes_.push_back(std::move(node));
   }
   ++num_ops_;
@@ -424,7 +424,6 @@ void Tape::copy_out(State& state) {
   state.original = WeakStoragePtr(StoragePtr());
   if (state.readers == 0 || !state.held || state.ours) return;
   try {
-    const Unobserved guard;
     state.held = clone_storage(state.held);
     state.ours = true;
     stats_->bytes_copied += state.bytes;

@@ -139,6 +139,8 @@ class Tape final : public std::enable_shared_from_this<Tape> {
     std::vector<Made> results;
     std::vector<Made> writes;
     at::Generator generator;  // as it was; undefined: not random
+    // What it wrote, as bits; then it is not called again. Host memory.
+    StoragePtr bits;
     std::uint32_t num_needed = 0;
     bool grad_mode = false;
     bool done = false;
@@ -180,6 +182,7 @@ class Tape final : public std::enable_shared_from_this<Tape> {
   void follow_keep_set(const OpInfo& info);
   void settle(const std::shared_ptr<Save>& save, StateId state);
   void copy_out(State& state);
+  void keep_bits(Node& node);
 
   // Who needs what: tape_claims.cpp.
   bool can_claim(StateId state);
@@ -193,6 +196,9 @@ class Tape final : public std::enable_shared_from_this<Tape> {
   void run_all();
   bool use_original(State& state);
   void run(Node& node);
+  StoragePtr unpack_bits(const Node& node) const;
+  void adopt(StateId state, const StoragePtr& storage, const Node& node);
+  void finish(Node& node);
   std::vector<StoragePtr> make_targets(const Node& node);
   std::vector<c10::IValue> make_stack(const Node& node,
                                       const std::vector<StoragePtr>& targets);

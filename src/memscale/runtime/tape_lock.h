@@ -1,10 +1,11 @@
 #pragma once
 
 #include "memscale/runtime/tape.h"
+#include "memscale/runtime/unobserved.h"
 
 namespace memscale {
 
-// Holds the tape's mutex. Releases that came meanwhile are done at its end; see
+// Holds the tape's mutex; ops called meanwhile are our own. Releases that came meanwhile are done at its end; see
 // Tape::release.
 class Tape::Locked final {
  public:
@@ -22,6 +23,7 @@ class Tape::Locked final {
 
  private:
   Tape& tape_;
+  const Unobserved unobserved_;
 };
 
 }  // namespace memscale

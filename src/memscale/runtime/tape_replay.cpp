@@ -16,7 +16,6 @@
 #include "memscale/runtime/tape.h"
 #include "memscale/runtime/tape_lock.h"
 #include "memscale/runtime/tensor_kinds.h"
-#include "memscale/runtime/unobserved.h"
 
 namespace memscale {
 namespace {
@@ -192,7 +191,10 @@ std::vector<c10::IValue> Tape::make_stack(
 }
 
 void Tape::run(Node& node) {
-  const Unobserved unobserved;
+  if (node.bits) {
+    adopt(node.writes.front().state, unpack_bits(node), node);
+    return finish(node);
+  }
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   const c10::impl::ExcludeDispatchKeyGuard without_autocast(
       c10::autocast_dispatch_keyset);
@@ -211,28 +213,36 @@ void Tape::run(Node& node) {
   state.reset();
   ++stats_->ops_replayed;
 
-  const auto adopt = [&](StateId id, const StoragePtr& storage) {
-    State& made = states_[id];
-    TORCH_INTERNAL_ASSERT(storage->nbytes() == made.bytes, "replaying ",
-                          node.op->name, " made ", storage->nbytes(),
-                          " bytes instead of ", made.bytes);
-    if (made.readers == 0 || made.held) return;
-    made.held = storage;
-    made.ours = true;
-  };
-  for (const Made& made : node.writes) adopt(made.state, targets[made.place]);
+  for (const Made& made : node.writes) {
+    adopt(made.state, targets[made.place], node);
+  }
   std::uint32_t place = 0;
   auto next = node.results.begin();
   for (const c10::IValue& value : stack) {
     for_each_result(value, [&](const at::Tensor& tensor) {
       if (next == node.results.end() || next->place != place++) return;
-      adopt(next->state, own_storage(tensor));
+      adopt(next->state, own_storage(tensor), node);
       ++next;
     });
   }
   TORCH_INTERNAL_ASSERT(next == node.results.end(), "replaying ",
                         node.op->name, " gave fewer results");
+  finish(node);
+}
+
+void Tape::adopt(StateId id, const StoragePtr& storage, const Node& node) {
+  State& made = states_[id];
+  TORCH_INTERNAL_ASSERT(storage->nbytes() == made.bytes, "replaying ",
+                        node.op->name, " made ", storage->nbytes(),
+                        " bytes instead of ", made.bytes);
+  if (made.readers == 0 || made.held) return;
+  made.held = storage;
+  made.ours = true;
+}
+
+void Tape::finish(Node& node) {
   node.done = true;
+  node.bits.reset();
   node.arguments.clear();
   node.references.clear();
   node.generator = at::Generator();

@@ -1,0 +1,47 @@
+#include "memscale/core/replay_rules.h"
+
+#include <gtest/gtest.h>
+
+#include "memscale/base/error.h"
+
+namespace memscale {
+namespace {
+
+TEST(ReplayRules, KnowOpsByNameWithoutOverload) {
+  EXPECT_TRUE(find_replay_rules("aten::addmm").expensive);
+  EXPECT_TRUE(find_replay_rules("aten::addmm.out").expensive);
+  EXPECT_TRUE(find_replay_rules("aten::linalg_qr").expensive);
+  EXPECT_FALSE(find_replay_rules("aten::add.Tensor").expensive);
+  EXPECT_FALSE(find_replay_rules("aten::mm_like").expensive);
+}
+
+TEST(ReplayRules, SeeWhatIsWrittenWhole) {
+  EXPECT_TRUE(find_replay_rules("aten::bernoulli_.float").overwrites);
+  EXPECT_TRUE(find_replay_rules("aten::mul.out").overwrites);
+  EXPECT_TRUE(find_replay_rules("aten::max.dim_max").overwrites == false);
+  EXPECT_FALSE(find_replay_rules("aten::mul_.Tensor").overwrites);
+}
+
+TEST(ReplayRules, ReplayNothingThatIsNotTorchsOwn) {
+  EXPECT_FALSE(find_replay_rules("mylib::scale").never.empty());
+  EXPECT_TRUE(find_replay_rules("torchvision::nms").never.empty());
+  EXPECT_FALSE(find_replay_rules("aten::resize_").never.empty());
+  EXPECT_TRUE(find_replay_rules("aten::relu").never.empty());
+}
+
+TEST(KeepSet, FindsItsOutputs) {
+  const KeepSet keep_set{{"aten::mm", "aten::relu"}, {{0, 0}, {1, 1}}};
+  keep_set.check();
+  EXPECT_TRUE(keep_set.keeps(0, 0));
+  EXPECT_FALSE(keep_set.keeps(1, 0));
+  EXPECT_TRUE(keep_set.keeps(1, 1));
+}
+
+TEST(KeepSet, RefusesIndicesOutOfRangeOrOrder) {
+  EXPECT_THROW((KeepSet{{"aten::mm"}, {{1, 0}}}.check()), PlanError);
+  EXPECT_THROW((KeepSet{{"aten::mm"}, {{0, 1}, {0, 0}}}.check()), PlanError);
+  EXPECT_THROW((KeepSet{{"aten::mm"}, {{0, 0}, {0, 0}}}.check()), PlanError);
+}
+
+}  // namespace
+}  // namespace memscale
