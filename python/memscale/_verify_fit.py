@@ -13,7 +13,6 @@ from memscale import _C
 from memscale._C import HardwareError, TraceError, format_bytes
 from memscale._oom_place import resident
 from memscale._verify_step import Step, said
-from memscale.config import Config
 from memscale.estimator import estimate_call
 from memscale.inputs import Call
 
@@ -46,10 +45,12 @@ def predict(step: Step) -> Fit:
     """From the estimate of the plain step, and what is free on its device now."""
     if step.device is None:
         return Fit(unknown="the model is on several devices")
+    if not step.config.use_static_profiling:
+        return Fit(unknown="use_static_profiling is off")
     try:
         with step.executor.paused(), _unwrapped(step.model):
             made = estimate_call(
-                step.model, step.call, None, Config(), step.loss_fn, fallback=False
+                step.model, step.call, None, step.config, step.loss_fn, fallback=False
             )
     except TraceError as error:
         return Fit(unknown=str(error))

@@ -15,6 +15,7 @@ from memscale._randomness import same_randomness
 from memscale._verify_compare import difference, named_tensors, on_host, within
 from memscale._verify_report import Difference
 from memscale._verify_state import State, random_states
+from memscale.config import Config
 from memscale.inputs import Call, LossFn, find_loss
 
 __all__ = [
@@ -61,6 +62,7 @@ class Step:
     loss_fn: LossFn | None
     executor: Executor
     device: torch.device | None = None  # where the inputs go; None: they stay
+    config: Config = field(default_factory=Config)
 
     def roots(self) -> dict[str, nn.Module]:
         """Modules with parameters, by the prefix of their names."""

@@ -80,7 +80,8 @@ def verify_correctness(
     else:
         call = read_call(sample_input, loss_fn)
     with _wrapped(model, config, policy, min_bytes) as executor:
-        step = Step(model, call, loss_fn, executor, sole_device(model))
+        device = sole_device(model)
+        step = Step(model, call, loss_fn, executor, device, config or Config())
         report = verify_step(step, tolerance)
     if optimizer is not None:
         _note_not_held(model, optimizer, report)
@@ -180,14 +181,16 @@ def verify_at_wrap(
     and raises there. ``config`` is the one that wrapped it.
     """
     if sample_input is None:
-        return FirstBatchCheck(model, executor)
+        return FirstBatchCheck(model, executor, config or Config())
     _check_arguments(model, None, None, None, 0.0)
-    _verify_now(model, executor, read_call(sample_input))
+    _verify_now(model, executor, read_call(sample_input), config or Config())
     return None
 
 
-def _verify_now(model: nn.Module, executor: Executor, call: Call) -> VerifyReport:
-    step = Step(model, call, None, executor, sole_device(model))
+def _verify_now(
+    model: nn.Module, executor: Executor, call: Call, config: Config
+) -> VerifyReport:
+    step = Step(model, call, None, executor, sole_device(model), config)
     report = verify_step(step)
     reset = getattr(executor, "reset_stats", None)
     if reset is not None:
@@ -204,8 +207,9 @@ class FirstBatchCheck:
     ``report`` is None until then. ``cancel()`` takes the hook away.
     """
 
-    def __init__(self, model: nn.Module, executor: Executor) -> None:
+    def __init__(self, model: nn.Module, executor: Executor, config: Config) -> None:
         self.report: VerifyReport | None = None
+        self._config = config
         self._model = model
         self._executor = executor
         # First of all hooks: what wraps the model does not see this call begin twice.
@@ -234,4 +238,4 @@ class FirstBatchCheck:
         if getattr(model, "_memscale_executor", None) is not self._executor:
             return  # detached before it was trained
         call = Call(args, dict(kwargs), source="the first batch")
-        self.report = _verify_now(model, self._executor, call)
+        self.report = _verify_now(model, self._executor, call, self._config)

@@ -1,8 +1,9 @@
 """Runs samples of torch's operator database plainly and under replay.
 
 The operator stands in the middle of a layer: what it reads was computed in the
-layer from the layer's inputs, and what it returns is read by a further op. So its
-inputs and its outputs are both values that policy "block" drops and replays.
+layer from the layer's inputs, and what it returns is saved by a further op. So its
+inputs and its outputs are both values that policy "block" drops and replays, also
+of operators that have no gradient themselves.
 """
 
 from __future__ import annotations
@@ -72,10 +73,11 @@ class Comparison:
 
 
 class _Layer(nn.Module):
-    def forward(self, call: Callable[..., Any], inputs: Any) -> Any:
-        """Call with a computed copy of every input that needs a gradient."""
+    def forward(
+        self, call: Callable[..., Any], inputs: Any, carrier: torch.Tensor
+    ) -> Any:
         output = call(_map(_computed, inputs))
-        return output, _map(_read, output)
+        return output, _map(lambda t: _read(t, carrier), output)
 
 
 class _Model(nn.Module):
@@ -85,8 +87,10 @@ class _Model(nn.Module):
         super().__init__()
         self.layer = _Layer()
 
-    def forward(self, call: Callable[..., Any], inputs: Any) -> Any:
-        return self.layer(call, inputs)
+    def forward(
+        self, call: Callable[..., Any], inputs: Any, carrier: torch.Tensor
+    ) -> Any:
+        return self.layer(call, inputs, carrier)
 
 
 def functions(op: Any) -> dict[str, Callable[..., Any]]:
@@ -154,17 +158,18 @@ def _run(
     second_order: bool,
 ) -> Outcome:
     inputs = _leaves((sample.input, sample.args, sample.kwargs))
-    leaves = [t for t in _tensors(inputs) if t.requires_grad]
+    carrier = torch.tensor(0.5, requires_grad=True)
+    leaves = [carrier, *(t for t in _tensors(inputs) if t.requires_grad)]
     torch.manual_seed(1)
 
     def call(before: Any) -> Any:
         input_, args, kwargs = before
         return sample.output_process_fn_grad(function(input_, *args, **kwargs))
 
-    outputs, after = (model or _Model())(call, inputs)
+    outputs, after = (model or _Model())(call, inputs, carrier)
     outcome = Outcome([*pytree.tree_leaves(outputs), *_tensors(inputs)])
     roots = [t for t in _tensors(after) if t.requires_grad]
-    if leaves and roots:
+    if roots:
         outcome.gradients = _gradients(roots, leaves, second_order)
     outcome.random_state = torch.get_rng_state()
     return outcome
@@ -225,15 +230,17 @@ def _tensors(tree: Any) -> list[torch.Tensor]:
 
 
 def _computed(t: torch.Tensor) -> torch.Tensor:
-    return t.mul(1.0) if t.requires_grad and t.layout == torch.strided else t
-
-
-def _read(t: torch.Tensor) -> torch.Tensor:
-    """Something whose backward needs ``t``, and which torch has for its kind."""
-    if not t.requires_grad:
+    """The same values, made by an op of the layer."""
+    if t.layout != torch.strided:
         return t
+    return t.mul(1.0) if t.requires_grad else t.clone()
+
+
+def _read(t: torch.Tensor, carrier: torch.Tensor) -> torch.Tensor:
+    """Something whose backward needs ``t``, and which torch has for its kind."""
     t = t if t.layout == torch.strided else t.to_dense()
-    return (t.to(torch.complex64) if t.dtype == torch.complex32 else t).sin()
+    t = t.to(torch.complex64) if t.dtype == torch.complex32 else t
+    return t.sin() if t.requires_grad else t * carrier
 
 
 __all__ = [

@@ -56,6 +56,7 @@ def train(
     policy: str | dict[str, str] | None,
     recipe: Recipe | None = None,
     seed: int = 7,
+    min_bytes: int = 0,
 ) -> Run:
     """Train an architecture; ``policy`` None is the plain model."""
     recipe = recipe or Recipe()
@@ -66,16 +67,18 @@ def train(
     batches = [_batch(name, device, recipe) for _ in range(recipe.batches)]
     handle = None
     if policy is not None:
-        handle = replay.attach(model, policy, min_bytes=0)
+        handle = replay.attach(model, policy, min_bytes=min_bytes)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     run = Run()
     torch.manual_seed(seed)
-    for step in range(STEPS):
-        _step(run, f"step {step}", model, batches, optimizer, recipe, device)
-    _record_state(run, model, optimizer)
-    if handle is not None:
-        run.stats = handle.stats()
-        handle.detach()
+    try:
+        for step in range(STEPS):
+            _step(run, f"step {step}", model, batches, optimizer, recipe, device)
+        _record_state(run, model, optimizer)
+    finally:
+        if handle is not None:
+            run.stats = handle.stats()
+            handle.detach()
     return run
 
 

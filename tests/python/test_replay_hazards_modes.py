@@ -144,9 +144,12 @@ class TestGradMode:
 
         assert_same(around(hazard), where)
 
-    @EVERYWHERE
+    @ON_CPU
     def test_gradient_of_gradient_inside(self, where: Where) -> None:
-        """An energy model: forward is a derivative, with a graph of its own."""
+        """An energy model: forward is a derivative, with a graph of its own.
+
+        Not on sim: see ``test_derivative_of_higher_order``.
+        """
 
         def hazard(h: Tensor) -> Tensor:
             energy = (h * 2).sin().exp().sum()

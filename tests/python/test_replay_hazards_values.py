@@ -60,7 +60,7 @@ SAME_TENSOR: dict[str, Callable[[Tensor], Tensor]] = {
     "to": lambda h: h.to(torch.float32),
     "reshape": lambda h: h.reshape(ROWS, WIDTH),
     "expand": lambda h: h.expand(ROWS, WIDTH),
-    "detach": lambda h: h.detach() * h,
+    "detach": lambda h: h.detach(),
     "view_of_all": lambda h: h[:],
     "dropout_in_eval": lambda h: F.dropout(h, 0.5, training=False),
     "pad_of_nothing": lambda h: F.pad(h, (0, 0)),
@@ -83,14 +83,10 @@ def test_result_that_is_an_input(name: str, where: Where) -> None:
         doubled = h * 2
         same = SAME_TENSOR[name](doubled)
         wave = (same + 1).sin()
-        doubled.mul_(3) if same.grad_fn is not doubled.grad_fn else same.mul_(3)
-        return wave + doubled.cos()
+        doubled.mul_(3)
+        return wave + same.cos()
 
-    if name == "detach":
-        # Its product saves what the write changes: without the write.
-        assert_same(around(lambda h: SAME_TENSOR[name](h * 2).sin()), where)
-    else:
-        assert_same(around(hazard), where)
+    assert_same(around(hazard), where)
 
 
 VIEWS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -108,12 +104,6 @@ VIEWS: dict[str, Callable[[Tensor], Tensor]] = {
     "moved": lambda h: (h * 2).view(2, 3, 2, 4).permute(2, 0, 3, 1).sin().reshape(6, 8),
     "channels_last": lambda h: (
         (h.view(1, 2, 6, 4) * 2)
-        .contiguous(memory_format=torch.channels_last)
-        .sin()
-        .view(-1)
-        .view(6, 8)
-        if False
-        else (h.view(1, 2, 6, 4) * 2)
         .contiguous(memory_format=torch.channels_last)
         .sin()
         .reshape(ROWS, WIDTH)

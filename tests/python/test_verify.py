@@ -343,6 +343,13 @@ def test_a_step_that_drops_nothing_says_so() -> None:
     assert any("dropped nothing" in note for note in report.notes)
 
 
+def test_prediction_can_be_switched_off() -> None:
+    config = memscale.Config(use_static_profiling=False)
+    report = verify(net(), batch(), config=config)
+    assert report.passed
+    assert "its memory was not predicted: use_static_profiling is off" in report.notes
+
+
 def test_text() -> None:
     model = net()
     StandIn(model, wrong="blocks.1")

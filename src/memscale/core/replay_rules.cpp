@@ -12,11 +12,36 @@ namespace {
 using Names = std::span<const std::string_view>;
 
 // Names without "aten::" and overload.
-constexpr std::array<std::string_view, 62> kExpensive = {
-    "mm", "addmm", "addmm_", "_addmm_activation", "bmm", "baddbmm", "baddbmm_",
-    "addbmm", "addbmm_", "mv", "addmv", "addmv_", "dot", "vdot", "linear",
-    "_trilinear", "_scaled_mm", "_int_mm", "_grouped_mm", "_scaled_grouped_mm",
-    "_weight_int4pack_mm", "_weight_int8pack_mm", "mkldnn_linear",
+struct Product {
+  std::string_view name;
+  Work work;
+  std::size_t factor;
+};
+constexpr std::array kProducts = {
+    Product{"mm", Work::Matmul, 0},
+    Product{"bmm", Work::Matmul, 0},
+    Product{"mv", Work::Matmul, 0},
+    Product{"_int_mm", Work::Matmul, 0},
+    Product{"_scaled_mm", Work::Matmul, 0},
+    Product{"linear", Work::Matmul, 1},
+    Product{"mkldnn_linear", Work::Matmul, 1},
+    Product{"addmm", Work::Matmul, 1},
+    Product{"addmm_", Work::Matmul, 1},
+    Product{"_addmm_activation", Work::Matmul, 1},
+    Product{"addmv", Work::Matmul, 1},
+    Product{"baddbmm", Work::Matmul, 1},
+    Product{"baddbmm_", Work::Matmul, 1},
+    Product{"convolution", Work::Convolution, 1},
+    Product{"_convolution", Work::Convolution, 1},
+    Product{"convolution_overrideable", Work::Convolution, 1},
+    Product{"mkldnn_convolution", Work::Convolution, 1},
+    Product{"cudnn_convolution", Work::Convolution, 1},
+    Product{"miopen_convolution", Work::Convolution, 1},
+};
+
+constexpr std::array<std::string_view, 42> kMuch = {
+    "addbmm", "addbmm_", "dot", "vdot", "_trilinear", "_grouped_mm",
+    "_scaled_grouped_mm", "_weight_int4pack_mm", "_weight_int8pack_mm",
     // attention
     "_scaled_dot_product_flash_attention",
     "_scaled_dot_product_flash_attention_for_cpu",
@@ -25,12 +50,11 @@ constexpr std::array<std::string_view, 62> kExpensive = {
     "_scaled_dot_product_fused_attention_overrideable",
     "_flash_attention_forward", "_efficient_attention_forward",
     "_cudnn_attention_forward", "_native_multi_head_attention",
-    // convolution
-    "convolution", "_convolution", "convolution_overrideable",
-    "mkldnn_convolution", "cudnn_convolution", "cudnn_convolution_transpose",
+    // convolution, where the filter does not tell
+    "cudnn_convolution_transpose",
     "_slow_conv2d_forward", "slow_conv3d_forward", "conv_depthwise3d",
     "_conv_depthwise2d", "slow_conv_transpose2d", "slow_conv_transpose3d",
-    "slow_conv_dilated2d", "slow_conv_dilated3d", "miopen_convolution",
+    "slow_conv_dilated2d", "slow_conv_dilated3d",
     // recurrence
     "lstm", "gru", "mkldnn_rnn_layer", "_cudnn_rnn", "_thnn_fused_lstm_cell",
     "_thnn_fused_gru_cell", "miopen_rnn",
@@ -105,8 +129,15 @@ ReplayRules find_replay_rules(std::string_view name) {
   const bool is_out = dot != base.npos && base.find("out", dot) != base.npos;
   base = base.substr(0, dot);
   if (has(kUnrepeatable, base)) rules.never = "changes what a tensor is";
-  rules.expensive = has(kExpensive, base) || base.starts_with("linalg_") ||
-                    base.starts_with("_linalg_");
+  if (has(kMuch, base) || base.starts_with("linalg_") ||
+      base.starts_with("_linalg_")) {
+    rules.work = Work::Much;
+  }
+  for (const Product& product : kProducts) {
+    if (product.name != base) continue;
+    rules.work = product.work;
+    rules.factor = product.factor;
+  }
   rules.is_factory = has(kFactories, base);
   rules.overwrites = is_out || has(kOverwriting, base);
   rules.draws_bits = base == "bernoulli_";

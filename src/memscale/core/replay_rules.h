@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -41,12 +42,21 @@ struct KeepSet {
   void check() const;
 };
 
+// How much work is in an element of an op's results, by kind of op.
+enum class Work {
+  Little,       // a few passes over the bytes
+  Much,         // whatever its arguments are
+  Matmul,       // by the inner dimension: last of the argument `factor`
+  Convolution,  // by the size of a filter: of the weight, the argument `factor`
+};
+
 // What is known of an operator by its name alone: "aten::add.Tensor".
 struct ReplayRules {
   // Not to be called a second time: why. Empty if it may be.
   std::string_view never;
-  // Its outputs cost much to compute for their bytes.
-  bool expensive = false;
+  // How much work is in an element of its results.
+  Work work = Work::Little;
+  std::size_t factor = 0;
   // Makes memory that something the dispatcher cannot see may fill: raw
   // pointers, kernels of other libraries.
   bool is_factory = false;
@@ -62,5 +72,14 @@ struct ReplayRules {
 };
 
 ReplayRules find_replay_rules(std::string_view name);
+
+// Whether a result is worth keeping under ReplayPolicy::Cheap: so many
+// multiplications went into each of its elements, of so many bytes. Below the
+// bound, a product costs no more than reading and writing its bytes a few times:
+// attention's scores, narrow and depthwise convolutions.
+constexpr bool is_worth_keeping(std::int64_t multiplications,
+                                std::int64_t element_bytes) {
+  return 2 * multiplications >= 64 * element_bytes;
+}
 
 }  // namespace memscale

@@ -21,6 +21,7 @@ struct Replay::Call {
   // The tape of the innermost layer; null if that keeps everything.
   Tape* open_tape();
   void close_tape();
+  void change_layer();  // layers.back() is another
   void before_write(const at::Tensor& tensor);
   void offer(const at::Tensor& tensor);
 
@@ -87,14 +88,14 @@ bool Replay::is_entered() const {
 
 void Replay::enter_layer(std::size_t layer) {
   if (!is_entered()) return;
-  current_call->close_tape();
   current_call->layers.push_back(layer);
+  current_call->change_layer();
 }
 
 void Replay::leave_layer() {
   if (!is_entered() || current_call->layers.size() == 1) return;
-  current_call->close_tape();
   current_call->layers.pop_back();
+  current_call->change_layer();
 }
 
 std::shared_ptr<Save> Replay::pack(const at::Tensor& tensor) {
@@ -115,6 +116,16 @@ Tape* Replay::Call::open_tape() {
   }
   if (tape == nullptr) tape = std::make_shared<Tape>(rules, replay->stats_);
   return tape.get();
+}
+
+void Replay::Call::change_layer() {
+  if (tape == nullptr) return;
+  const TapeRules& rules = replay->layers_[layers.back()];
+  if (rules.policy == tape->policy() && tape->spans_layers()) {
+    tape->cross_border();
+  } else {
+    close_tape();
+  }
 }
 
 void Replay::Call::close_tape() {

@@ -54,6 +54,12 @@ bool is_changed_in_backward(const at::Tensor& parameter) {
   return meta != nullptr && meta->post_acc_grad_hooks_ != nullptr;
 }
 
+bool has_history(const at::Tensor& tensor) {
+  const auto* meta = torch::autograd::impl::get_autograd_meta(tensor);
+  // A view of a parameter has none of its own until it is asked.
+  return meta != nullptr && (meta->grad_fn_ != nullptr || meta->is_view_);
+}
+
 void throw_modified(const std::string& what, const std::string& maker,
                     std::uint32_t found, std::uint32_t expected) {
   const bool anomaly = torch::autograd::AnomalyMode::is_enabled();

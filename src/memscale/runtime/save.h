@@ -47,6 +47,9 @@ class Save final {
 // gradient: optimizers that step in backward.
 bool is_changed_in_backward(const at::Tensor& parameter);
 
+// Whether an op made it that autograd knows.
+bool has_history(const at::Tensor& tensor);
+
 // Torch's words for a tensor that was changed after it was saved.
 [[noreturn]] void throw_modified(const std::string& what,
                                  const std::string& maker, std::uint32_t found,

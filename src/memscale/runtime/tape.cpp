@@ -14,6 +14,7 @@ namespace memscale {
 namespace {
 
 constexpr const char* kOutside = "comes from outside of the layer";
+constexpr const char* kBorder = "its lineage crosses too many layers";
 constexpr const char* kSmall = "smaller than min_bytes";
 constexpr const char* kChosen = "kept by the layer's policy";
 constexpr const char* kFactory = "may be filled by what torch cannot see";
@@ -23,12 +24,17 @@ constexpr const char* kArguments = "its arguments cannot be seen";
 constexpr const char* kUnordered = "sums in no fixed order on CUDA";
 constexpr const char* kStatistics = "a running statistic";
 constexpr const char* kRaised = "raised an exception";
+constexpr const char* kNoGain = "as large as what it is made from";
 constexpr const char* kLost = "what it was made from was changed in place";
+
+// Borders between layers that a lineage may cross. A block's input comes through
+// several modules in a row; more than this many are alive at once in backward.
+constexpr std::uint32_t kMaxDepth = 8;
 
 // Kept for a reason that a user may want to know.
 bool is_notable(const char* why) {
   return why != kOutside && why != kSmall && why != kChosen &&
-         why != kStatistics;
+         why != kStatistics && why != kNoGain && why != kBorder;
 }
 
 const c10::StorageImpl* storage_of(const at::Tensor& tensor) {
@@ -37,6 +43,23 @@ const c10::StorageImpl* storage_of(const at::Tensor& tensor) {
 
 bool is_training(const OpInfo& info, c10::ArrayRef<const c10::IValue> inputs) {
   return !info.training || inputs[*info.training].toBool();
+}
+
+bool is_expensive(const OpInfo& info,
+                  c10::ArrayRef<const c10::IValue> inputs) {
+  if (info.rules.work == Work::Little) return false;
+  if (info.rules.work == Work::Much ||
+      info.rules.factor >= inputs.size() ||
+      !inputs[info.rules.factor].isTensor()) {
+    return true;
+  }
+  const at::Tensor& factor = inputs[info.rules.factor].toTensor();
+  if (!factor.defined() || factor.dim() == 0 || factor.numel() == 0) return true;
+  const std::int64_t multiplications = info.rules.work == Work::Matmul
+                                           ? factor.sizes().back()
+                                           : factor.numel() / factor.size(0);
+  return is_worth_keeping(multiplications,
+                          static_cast<std::int64_t>(factor.element_size()));
 }
 
 std::optional<at::Generator> find_generator(
@@ -96,6 +119,7 @@ void Tape::begin_op(const OpInfo& info,
   Running& running = *running_;
   running.node.op = &info;
   running.why = why_not(info, inputs, in_function);
+  running.expensive = is_expensive(info, inputs);
   const bool updates = info.rules.updates_statistics &&
                        inputs.size() > info.statistics.back() &&
                        is_training(info, inputs);
@@ -174,6 +198,12 @@ void Tape::add_tensor(const at::Tensor& tensor, std::size_t argument,
   if (access != Access::Read && !is_written_now(storage)) {
     const StateId old = find_state(tensor);
     copy_out(states_[old]);
+    // From here on nobody may count on the old bytes: the op's own saves come
+    // while it runs.
+    if (!states_[old].ours) {
+      states_[old].held.reset();
+      states_[old].lost = states_[old].maker == kNone;
+    }
     running.written.push_back(
         {alias_of(tensor), old, access,
          static_cast<std::uint32_t>(node.references.size())});
@@ -186,13 +216,62 @@ void Tape::add_tensor(const at::Tensor& tensor, std::size_t argument,
     }
     return;
   }
-  const StateId state = find_state(tensor);
+  const StateId state = read_state(tensor);
   if ((access == Access::Read || access == Access::Update) &&
       std::ranges::find(node.reads, state) == node.reads.end()) {
     node.reads.push_back(state);
   }
   node.references.push_back({static_cast<std::uint32_t>(argument), element,
                              access, state, Geometry(impl)});
+}
+
+// The state that an op is about to read: cut there, if its lineage is too long.
+Tape::StateId Tape::read_state(const at::Tensor& tensor) {
+  const StateId id = find_state(tensor);
+  State& state = states_[id];
+  if (state.why != nullptr || is_written_now(storage_of(tensor))) return id;
+  std::uint32_t depth = state.depth;
+  if (state.section != section_) {
+    ++depth;
+    const bool is_claimed = std::ranges::find(crossing_, id) != crossing_.end();
+    if (depth > kMaxDepth ||
+        (!is_claimed && (!can_claim(id) || !is_worth_dropping(id)))) {
+      hold_at_border(state, tensor);
+      return id;
+    }
+    // What it is made from stays there while this layer may come to need it.
+    if (!is_claimed) {
+      claim(id);
+      crossing_.push_back(id);
+    }
+  }
+  running_->depth = std::max(running_->depth, depth);
+  return id;
+}
+
+void Tape::hold_at_border(State& state, const at::Tensor& tensor) {
+  state.why = kBorder;
+  state.depth = 0;
+  state.held = own_storage(tensor);
+  forget_maker(state);
+  state.maker = kNone;
+}
+
+bool Tape::spans_layers() {
+  const Locked lock(*this);
+  return rules_.policy == ReplayPolicy::Cheap && rules_.keep_set == nullptr &&
+         !at_once_;
+}
+
+void Tape::cross_border() {
+  const Locked lock(*this);
+  ++section_;
+  unclaim_all(std::exchange(crossing_, {}));
+  for (StateId id = first_of_section_; id < states_.size(); ++id) {
+    State& state = states_[id];
+    if (state.readers == 0 && !state.ours) state.held.reset();
+  }
+  first_of_section_ = static_cast<StateId>(states_.size());
 }
 
 bool Tape::is_written_now(const c10::StorageImpl* storage) const {
@@ -218,7 +297,9 @@ Tape::StateId Tape::find_state(const at::Tensor& tensor) {
     if (!state.ours) state.held.reset();
   }
   at_once_ |= is_changed_in_backward(tensor);
-  return new_state(tensor, nullptr, kNone, kOutside);
+  const StateId state = new_state(tensor, nullptr, kNone, kOutside);
+  states_[state].is_leaf = !has_history(tensor);
+  return state;
 }
 
 Tape::StateId Tape::new_state(const at::Tensor& tensor, const OpInfo* op,
@@ -231,6 +312,7 @@ Tape::StateId Tape::new_state(const at::Tensor& tensor, const OpInfo* op,
   state.device = storage->device();
   state.op = op;
   state.why = why;
+  state.section = section_;
   state.counter = impl.version_counter();
   if (state.counter.enabled()) state.version = state.counter.current_version();
   state.original = WeakStoragePtr(storage);
@@ -243,16 +325,16 @@ Tape::StateId Tape::new_state(const at::Tensor& tensor, const OpInfo* op,
   return id;
 }
 
-const char* Tape::why_keep(const OpInfo& info, std::size_t bytes,
-                           std::size_t output, const char* why) {
-  if (why != nullptr) return why;
+const char* Tape::why_keep(const Running& running, std::size_t bytes,
+                           std::size_t output) {
+  if (running.why != nullptr) return running.why;
   if (bytes < rules_.min_bytes) return kSmall;
   if (follows_keep_set_) {
     return rules_.keep_set->keeps(num_ops_, output) ? kChosen : nullptr;
   }
-  const bool by_cost =
+  const bool by_work =
       rules_.policy == ReplayPolicy::Cheap || rules_.keep_set != nullptr;
-  return by_cost && info.rules.expensive ? kChosen : nullptr;
+  return by_work && running.expensive ? kChosen : nullptr;
 }
 
 void Tape::end_op(c10::ArrayRef<c10::IValue> outputs,
@@ -288,9 +370,10 @@ void Tape::end_op(c10::ArrayRef<c10::IValue> outputs,
       const c10::StorageImpl* storage =
           impl.unsafe_storage().unsafeGetStorageImpl();
       if (current_.count(storage) > 0) return;  // a view, or written
-      const char* why = why_keep(info, storage->nbytes(), at, running.why);
+      const char* why = why_keep(running, storage->nbytes(), at);
       const StateId state = new_state(tensor, &info, id, why);
       if (why == nullptr) node.results.push_back({at, state});
+      if (why == nullptr) states_[state].depth = running.depth;
     });
   }
   if (!node.results.empty() || !node.writes.empty()) {
@@ -336,18 +419,12 @@ void Tape::follow_keep_set(const OpInfo& info) {
 
 void Tape::end_write(const Written& written, const OpInfo& info,
                      Running& running) {
-  State& old = states_[written.old];
-  const bool was_chosen = old.why == kChosen || old.why == kSmall;
-  old.original = WeakStoragePtr(StoragePtr());
-  if (!old.ours) {
-    old.held.reset();
-    old.lost = old.maker == kNone;
-  }
-  const char* why = running.why;
-  if (written.access == Access::Scratch) {
-    why = kStatistics;
-  } else {
-    why = why_keep(info, storage_of(written.tensor)->nbytes(), 0, why);
+  const State& old = states_[written.old];
+  const bool was_chosen =
+      old.why == kChosen || old.why == kSmall || old.why == kBorder;
+  const char* why = kStatistics;
+  if (written.access != Access::Scratch) {
+    why = why_keep(running, storage_of(written.tensor)->nbytes(), 0);
     // The bytes were to be kept: now they are these.
     if (why == nullptr && written.access == Access::Update && was_chosen) {
       why = kChosen;
@@ -357,6 +434,7 @@ void Tape::end_write(const Written& written, const OpInfo& info,
                                   static_cast<NodeId>(nodes_.size()), why);
   if (why == nullptr) {
     running.node.writes.push_back({written.reference, state});
+    states_[state].depth = running.depth;
   }
 }
 
@@ -381,12 +459,14 @@ void Tape::settle(const std::shared_ptr<Save>& save, StateId id) {
   State& state = states_[id];
   const char* why = state.why;
   if (why == nullptr && !can_claim(id)) why = kLost;
+  if (why == nullptr && !is_worth_dropping(id)) why = kNoGain;
   if (why == nullptr) {
     claim(id);
     save->drop(shared_from_this(), id);
     ++stats_->saves_dropped;
     if (!state.counted) stats_->bytes_dropped += state.bytes;
   } else {
+    state.is_saved = true;
     ++stats_->saves_kept;
     if (!state.counted) stats_->bytes_kept += state.bytes;
     if (is_notable(why)) {
@@ -400,6 +480,7 @@ void Tape::settle(const std::shared_ptr<Save>& save, StateId id) {
 std::vector<Tape::Claim> Tape::close() {
   const Locked lock(*this);
   open_ = false;
+  unclaim_all(std::exchange(crossing_, {}));
   running_.reset();
   stats_->saves_kept += pending_.size();
   pending_.clear();

@@ -56,6 +56,12 @@ struct TapeRules {
 // version differs from the recorded one, and nothing is written but memory of
 // our own.
 //
+// Note [Borders]
+// Where one layer ends and the next begins, its input is held: otherwise the
+// first replay of backward would bring back every layer's. Under
+// ReplayPolicy::Cheap a lineage may cross a few borders: a CNN's block inputs
+// come from convolutions that are kept anyway, through batch norm and relu.
+//
 // Recorded by one thread, then asked by any: methods lock. A replay may need the
 // GIL (kernels written in Python), so none may be called while holding it, but
 // for release(), which never waits.
@@ -65,6 +71,8 @@ class Tape final : public std::enable_shared_from_this<Tape> {
 
   Tape(TapeRules rules, std::shared_ptr<ReplayStats> stats);
   ~Tape();
+
+  ReplayPolicy policy() const { return rules_.policy; }
 
   // ---- forward: one thread, until close() ----
   void begin_op(const OpInfo& info, c10::ArrayRef<const c10::IValue> inputs,
@@ -78,6 +86,11 @@ class Tape final : public std::enable_shared_from_this<Tape> {
     StoragePtr storage;
     StateId state;
   };
+  // Another layer begins. What nobody reads is not held any longer, but can be
+  // read for as long as somebody else holds it.
+  void cross_border();
+  // Whether lineages may cross borders. See Note [Borders].
+  bool spans_layers();
   // No more ops. What nobody reads is let go.
   std::vector<Claim> close();
 
@@ -108,9 +121,13 @@ class Tape final : public std::enable_shared_from_this<Tape> {
     std::uint32_t version = 0;
     const OpInfo* op = nullptr;  // that made it, if that is known
     const char* why = nullptr;   // it is held; nullptr: it is replayed
+    std::uint32_t section = 0;   // in which it was made
+    std::uint32_t depth = 0;     // borders that its lineage crosses
     bool ours = false;           // held is memory of our own
     bool by_maker = false;       // its readers rely on the maker
     bool lost = false;           // the bytes were overwritten
+    bool is_saved = false;       // autograd holds it for another save
+    bool is_leaf = false;        // a parameter, a buffer, the batch
     bool counted = false;
   };
   enum class Access : std::uint8_t { Read, Update, Overwrite, Scratch };
@@ -157,6 +174,8 @@ class Tape final : public std::enable_shared_from_this<Tape> {
     Node node;
     std::vector<Written> written;
     const char* why = nullptr;  // it cannot be replayed
+    bool expensive = false;     // its results are worth keeping, for their work
+    std::uint32_t depth = 0;    // of what it reads
     // What a view op got, if a keep set is followed.
     std::vector<std::pair<const c10::StorageImpl*, Geometry>> viewed;
   };
@@ -172,13 +191,15 @@ class Tape final : public std::enable_shared_from_this<Tape> {
   StateId find_state(const at::Tensor& tensor);
   StateId new_state(const at::Tensor& tensor, const OpInfo* op, NodeId maker,
                     const char* why);
-  const char* why_keep(const OpInfo& info, std::size_t bytes,
-                       std::size_t output, const char* why);
+  const char* why_keep(const Running& running, std::size_t bytes,
+                       std::size_t output);
   void end_write(const Written& written, const OpInfo& info, Running& running);
   bool is_identity(const Running& running,
                    c10::ArrayRef<c10::IValue> outputs) const;
   bool is_written_now(const c10::StorageImpl* storage) const;
   bool is_current(const State& state) const;
+  StateId read_state(const at::Tensor& tensor);
+  void hold_at_border(State& state, const at::Tensor& tensor);
   void follow_keep_set(const OpInfo& info);
   void settle(const std::shared_ptr<Save>& save, StateId state);
   void copy_out(State& state);
@@ -186,6 +207,8 @@ class Tape final : public std::enable_shared_from_this<Tape> {
 
   // Who needs what: tape_claims.cpp.
   bool can_claim(StateId state);
+  bool is_there(const State& state) const;
+  bool is_worth_dropping(StateId state);
   void claim(StateId state);
   void unclaim(StateId state);
   void unclaim_all(std::vector<StateId> states);
@@ -218,6 +241,9 @@ class Tape final : public std::enable_shared_from_this<Tape> {
   std::size_t num_ops_ = 0;       // of the keep set, followed so far
   bool follows_keep_set_ = false;
   bool open_ = true;
+  std::uint32_t section_ = 0;
+  StateId first_of_section_ = 0;
+  std::vector<StateId> crossing_;  // read in this section, from earlier ones
   std::uint32_t num_searches_ = 0;
   // A parameter is changed as soon as it has its gradient: replay all first.
   bool at_once_ = false;

@@ -8,6 +8,12 @@
 
 namespace memscale {
 
+// Whether its bytes can be had without replaying anything.
+bool Tape::is_there(const State& state) const {
+  return state.held || (state.maker == kNone && !state.lost &&
+                        is_current(state) && state.original.use_count() > 0);
+}
+
 // Whether all that its lineage rests on is still there.
 bool Tape::can_claim(StateId id) {
   ++num_searches_;
@@ -15,7 +21,7 @@ bool Tape::can_claim(StateId id) {
   while (!path.empty()) {
     const State& state = states_[path.back()];
     path.pop_back();
-    if (state.readers > 0 || state.held) continue;
+    if (state.readers > 0 || is_there(state)) continue;
     if (state.maker == kNone || state.lost || nodes_[state.maker].done) {
       states_[id].lost = true;  // not to be searched again
       return false;
@@ -28,12 +34,38 @@ bool Tape::can_claim(StateId id) {
   return true;
 }
 
+// Whether less would be held for it than it takes itself. Parameters, and what
+// autograd holds for another save or a dropped one, are there anyway.
+bool Tape::is_worth_dropping(StateId id) {
+  if (states_[id].readers > 0) return true;
+  ++num_searches_;
+  std::size_t more = 0;
+  std::vector<StateId> path = {id};
+  while (!path.empty()) {
+    const State& state = states_[path.back()];
+    path.pop_back();
+    if (state.readers > 0) continue;
+    if (is_there(state)) {
+      if (!state.is_saved && !state.is_leaf) more += state.bytes;
+      continue;
+    }
+    Node& node = nodes_[state.maker];
+    if (std::exchange(node.search, num_searches_) == num_searches_) continue;
+    path.insert(path.end(), node.reads.begin(), node.reads.end());
+  }
+  return more < states_[id].bytes;
+}
+
 void Tape::claim(StateId id) {
   std::vector<StateId> path = {id};
   while (!path.empty()) {
     State& state = states_[path.back()];
     path.pop_back();
     if (state.readers++ > 0 || state.held) continue;
+    if (state.maker == kNone) {
+      state.held = state.original.lock();
+      continue;
+    }
     state.by_maker = true;
     Node& node = nodes_[state.maker];
     if (node.num_needed++ > 0) continue;

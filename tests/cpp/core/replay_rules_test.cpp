@@ -8,11 +8,20 @@ namespace memscale {
 namespace {
 
 TEST(ReplayRules, KnowOpsByNameWithoutOverload) {
-  EXPECT_TRUE(find_replay_rules("aten::addmm").expensive);
-  EXPECT_TRUE(find_replay_rules("aten::addmm.out").expensive);
-  EXPECT_TRUE(find_replay_rules("aten::linalg_qr").expensive);
-  EXPECT_FALSE(find_replay_rules("aten::add.Tensor").expensive);
-  EXPECT_FALSE(find_replay_rules("aten::mm_like").expensive);
+  EXPECT_EQ(find_replay_rules("aten::addmm").work, Work::Matmul);
+  EXPECT_EQ(find_replay_rules("aten::addmm.out").factor, 1u);
+  EXPECT_EQ(find_replay_rules("aten::convolution").work, Work::Convolution);
+  EXPECT_EQ(find_replay_rules("aten::linalg_qr").work, Work::Much);
+  EXPECT_EQ(find_replay_rules("aten::add.Tensor").work, Work::Little);
+  EXPECT_EQ(find_replay_rules("aten::mm_like").work, Work::Little);
+}
+
+TEST(ReplayRules, WeighProductsByWorkPerByte) {
+  EXPECT_TRUE(is_worth_keeping(768, 4));
+  EXPECT_TRUE(is_worth_keeping(128, 4));
+  EXPECT_FALSE(is_worth_keeping(64, 4));  // scores of attention, in float
+  EXPECT_TRUE(is_worth_keeping(64, 2));
+  EXPECT_FALSE(is_worth_keeping(9, 4));  // a depthwise filter
 }
 
 TEST(ReplayRules, SeeWhatIsWrittenWhole) {
