@@ -37,7 +37,7 @@ def wrap(
         return target
     config = Config() if config is None else config
     effective = config.resolve()
-    if hasattr(target, EXECUTOR):
+    if getattr(target, EXECUTOR, None) is not None:
         detach(target)
     policy = "keep"
     if effective.enable_checkpointing:

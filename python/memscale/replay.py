@@ -18,6 +18,7 @@ No policy changes a bit of the result. See docs/replay.md.
 
 from __future__ import annotations
 
+import dataclasses
 import fnmatch
 import threading
 from collections.abc import Iterator, Mapping
@@ -81,7 +82,7 @@ class Replay:
             _device_of(model),
             [_rules(policies[name], min_bytes) for name in names],
         )
-        self._hooks = (self._engine.pack, _C.Save.unpack)
+        self._hooks = (self._engine.pack_hook(), _C.unpack_hook())
         self._paused = 0
         self._of_thread = threading.local()
         self._handles: list[Any] = []
@@ -91,22 +92,23 @@ class Replay:
                 self._watch(layers[name], index)
 
     def _watch(self, module: nn.Module, index: int) -> None:
-        def before(_module: nn.Module, _args: Any) -> None:
-            self._calls().append((index, self._enter()))
-            if index > 0:
-                self._engine.enter_layer(index)
-
-        def after(_module: nn.Module, _args: Any, _output: Any) -> None:
-            calls = self._calls()
-            if not calls or calls[-1][0] != index:
-                return  # a hook before ours raised
-            if index > 0:
-                self._engine.leave_layer()
-            if calls.pop()[1]:
-                self._leave()
-
+        before, after = _Before(self, index), _After(self, index)
         self._handles.append(module.register_forward_pre_hook(before))
         self._handles.append(module.register_forward_hook(after, always_call=True))
+
+    def _before(self, index: int) -> None:
+        self._calls().append((index, self._enter()))
+        if index > 0:
+            self._engine.enter_layer(index)
+
+    def _after(self, index: int, output: Any) -> None:
+        calls = self._calls()
+        if not calls or calls[-1][0] != index:
+            return  # a hook before ours raised
+        if index > 0:
+            self._engine.leave_layer()
+        if calls.pop()[1]:
+            self._leave(output)
 
     def _calls(self) -> list[tuple[int, bool]]:
         """Layers that this thread is in, and with which of them it entered."""
@@ -125,9 +127,9 @@ class Replay:
         _hook_stack.push(self._hooks)
         return True
 
-    def _leave(self) -> None:
+    def _leave(self, output: Any) -> None:
         _hook_stack.pop()
-        self._engine.leave()
+        self._engine.leave(_tensors_in(output))
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -137,6 +139,12 @@ class Replay:
             yield
         finally:
             self._paused -= 1
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> None:
+        return None  # a copy of the model is not attached
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(None), ()
 
     def stats(self) -> Stats:
         return Stats(**self._engine.counts(), kept_because=self._engine.reasons())
@@ -152,6 +160,44 @@ class Replay:
             handle.remove()
         self._handles.clear()
         _hook_stack.stop_stepping_aside()
+
+
+class _Hook:
+    """A hook of one layer. A copy of the model is not attached: see __deepcopy__."""
+
+    def __init__(self, replay: Replay | None, index: int) -> None:
+        self._replay, self._index = replay, index
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Hook:
+        return type(self)(None, self._index)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (None, self._index)
+
+
+class _Before(_Hook):
+    def __call__(self, _module: nn.Module, _args: Any) -> None:
+        if self._replay is not None:
+            self._replay._before(self._index)
+
+
+class _After(_Hook):
+    def __call__(self, _module: nn.Module, _args: Any, output: Any) -> None:
+        if self._replay is not None:
+            self._replay._after(self._index, output)
+
+
+def _tensors_in(output: Any) -> list[torch.Tensor]:
+    """Tensors of what a model returns: containers, and objects with attributes."""
+    if isinstance(output, torch.Tensor):
+        return [output]
+    if isinstance(output, Mapping):
+        output = list(output.values())
+    elif dataclasses.is_dataclass(output):
+        output = list(vars(output).values())
+    if not isinstance(output, list | tuple):
+        return []
+    return [tensor for part in output for tensor in _tensors_in(part)]
 
 
 def attach(

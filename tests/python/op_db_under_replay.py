@@ -129,9 +129,7 @@ def samples(op: Any, variant: str, limit: int | None) -> Iterator[Any]:
     torch.manual_seed(0)
     made = op.sample_inputs("cpu", torch.float32, requires_grad=op.supports_autograd)
     _, skip = SKIPPED_SAMPLES.get(op_id(op), ("", lambda sample: False))
-    useful = (
-        s for s in made if not skip(s) and not (variant and s.broadcasts_input)
-    )
+    useful = (s for s in made if not skip(s) and not (variant and s.broadcasts_input))
     return itertools.islice(useful, limit)
 
 

@@ -28,9 +28,9 @@ Step = Callable[[nn.Module, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Where:
-    """The policy of every layer, and the device."""
+    """The policy of every layer (or of some, by name), and the device."""
 
-    policy: str
+    policy: str | dict[str, str]
     device: str
 
     def __str__(self) -> str:

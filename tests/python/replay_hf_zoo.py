@@ -23,7 +23,9 @@ class Keywords(nn.Module):
         self.model, self.names = model, names
 
     def forward(self, *batch: torch.Tensor) -> torch.Tensor:
-        loss: torch.Tensor = self.model(**dict(zip(self.names, batch, strict=True))).loss
+        loss: torch.Tensor = self.model(
+            **dict(zip(self.names, batch, strict=True))
+        ).loss
         return loss
 
 
@@ -89,13 +91,14 @@ def gpt2_lora() -> nn.Module:
     adapters = LoraConfig(
         r=2, lora_dropout=0.1, target_modules=["c_attn"], fan_in_fan_out=True
     )
-    model: nn.Module = gpt2().model
-    return Keywords(get_peft_model(model, adapters), "input_ids", "labels")
+    model = get_peft_model(gpt2().get_submodule("model"), adapters)
+    return Keywords(model, "input_ids", "labels")
 
 
 def bert() -> nn.Module:
-    bert = _text("bert-base", max_position_embeddings=LENGTH, **_BERT)
-    return Keywords(bert.model, "input_ids", "labels", "attention_mask")
+    model = _text("bert-base", max_position_embeddings=LENGTH, **_BERT)
+    inner = model.get_submodule("model")
+    return Keywords(inner, "input_ids", "labels", "attention_mask")
 
 
 def bert_open_attention() -> nn.Module:

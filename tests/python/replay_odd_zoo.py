@@ -43,6 +43,8 @@ class Variational(nn.Module):
 class Graph(nn.Module):
     """Message passing: gather along edges, add at the nodes, keep a degree buffer."""
 
+    degree: torch.Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.message = nn.Linear(2 * WIDTH, WIDTH)
@@ -70,7 +72,7 @@ def graph() -> Batch:
 
 
 class SelectiveScan(nn.Module):
-    """What Mamba does, step by step: gates that depend on the input, a carried state."""
+    """What Mamba does, step by step: gates made from the input, a carried state."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -91,7 +93,9 @@ class SelectiveScan(nn.Module):
         outputs = torch.empty_like(u)
         for t in range(x.shape[1]):
             decay = torch.exp(-delta[:, t, :, None] * self.log_decay.exp())
-            state = decay * state + (delta[:, t] * u[:, t])[..., None] * read[:, t, None]
+            state = (
+                decay * state + (delta[:, t] * u[:, t])[..., None] * read[:, t, None]
+            )
             outputs[:, t] = (state * write[:, t, None]).sum(-1)
         y = (outputs + u * self.skip) * F.silu(gate)
         logits: torch.Tensor = self.head(self.dropout(y))
@@ -166,7 +170,10 @@ class Recommender(nn.Module):
             nn.EmbeddingBag(CLASSES, 8, mode=mode) for mode in ("sum", "mean")
         )
         self.head = nn.Sequential(
-            nn.Linear(8 * 2 + 1, 12), nn.PReLU(), nn.AlphaDropout(0.1), nn.Linear(12, 10)
+            nn.Linear(8 * 2 + 1, 12),
+            nn.PReLU(),
+            nn.AlphaDropout(0.1),
+            nn.Linear(12, 10),
         )
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
@@ -187,7 +194,8 @@ class WaveNet(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.filters = nn.ModuleList(
-            nn.Conv1d(WIDTH, 2 * WIDTH, 2, dilation=2**i, padding=2**i) for i in range(3)
+            nn.Conv1d(WIDTH, 2 * WIDTH, 2, dilation=2**i, padding=2**i)
+            for i in range(3)
         )
         self.head = nn.Conv1d(WIDTH, CLASSES, 1)
 

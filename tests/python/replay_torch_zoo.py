@@ -133,7 +133,9 @@ class EncoderDecoder(nn.Module):
 
 
 class Recurrent(nn.Module):
-    def __init__(self, kind: type[nn.RNNBase], bidirectional: bool = False) -> None:
+    def __init__(
+        self, kind: Callable[..., nn.Module], bidirectional: bool = False
+    ) -> None:
         super().__init__()
         self.layers = kind(
             WIDTH, 12, 2, dropout=0.2, batch_first=True, bidirectional=bidirectional
@@ -284,7 +286,10 @@ def resnet() -> nn.Module:
 def basic_resnet() -> nn.Module:
     model = ResNet(layers=(1, 1), width=4, classes=CLASSES)
     model.head.insert(2, nn.Dropout(0.2))
-    return model.to(memory_format=torch.channels_last)
+    for parameter in model.parameters():
+        if parameter.dim() == 4:
+            parameter.data = parameter.to(memory_format=torch.channels_last)
+    return model
 
 
 def plain(body: Callable[[], nn.Module]) -> Callable[[], nn.Module]:

@@ -7,7 +7,7 @@ can be compared to the bit and the first difference named.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -53,21 +53,26 @@ class Run:
 def train(
     name: str,
     device: str,
-    policy: str | dict[str, str] | None,
+    policy: replay.Policy | Mapping[str, replay.Policy] | None,
     recipe: Recipe | None = None,
     seed: int = 7,
     min_bytes: int = 0,
+    made_on: str | None = None,
 ) -> Run:
-    """Train an architecture; ``policy`` None is the plain model."""
+    """Train an architecture; ``policy`` None is the plain model.
+
+    A model made on another device is attached there, then moved.
+    """
     recipe = recipe or Recipe()
     torch.manual_seed(0)
-    model = ARCHITECTURES[name].build().to(device).train()
+    model = ARCHITECTURES[name].build().to(made_on or device).train()
     if recipe.dtype != torch.float32:
         model.to(recipe.dtype)
     batches = [_batch(name, device, recipe) for _ in range(recipe.batches)]
     handle = None
     if policy is not None:
         handle = replay.attach(model, policy, min_bytes=min_bytes)
+    model.to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     run = Run()
     torch.manual_seed(seed)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,7 +57,7 @@ class Twins:
 
 def twins(
     model: nn.Module,
-    policy: str | dict[str, str] = "block",
+    policy: replay.Policy | Mapping[str, replay.Policy] = "block",
     device: str = "cpu",
     min_bytes: int = 0,
 ) -> Twins:
@@ -110,10 +110,10 @@ class _Layer(nn.Module):
         return self.function(self.weight, *args, **kwargs)
 
 
-def blocks(count: int = 3, p: float = 0.2) -> nn.Sequential:
-    return nn.Sequential(*(Block(p=p) for _ in range(count)))
+def blocks(count: int = 3, p: float = 0.2, width: int = WIDTH) -> nn.Sequential:
+    return nn.Sequential(*(Block(width, p) for _ in range(count)))
 
 
-def batch(device: str = "cpu", rows: int = 4) -> torch.Tensor:
+def batch(device: str = "cpu", rows: int = 4, width: int = WIDTH) -> torch.Tensor:
     generator = torch.Generator().manual_seed(5)
-    return torch.randn(rows, WIDTH, generator=generator).to(device)
+    return torch.randn(rows, width, generator=generator).to(device)

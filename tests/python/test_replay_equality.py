@@ -8,7 +8,7 @@ torch.equal against the plain model on the same device.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import pytest
 import torch
@@ -58,7 +58,10 @@ def plain(name: str, device: str, recipe: Recipe) -> Run:
 
 
 def assert_equal_to_plain(
-    name: str, device: str, policy: str | dict[str, str], recipe: Recipe
+    name: str,
+    device: str,
+    policy: replay.Policy | Mapping[str, replay.Policy],
+    recipe: Recipe,
 ) -> replay.Stats:
     run = train(name, device, policy, recipe)
     assert first_difference(plain(name, device, recipe), run) is None
@@ -119,6 +122,19 @@ def test_block_drops_more_than_cheap(name: str) -> None:
         for policy in POLICIES
     )
     assert block > cheap
+
+
+@pytest.mark.parametrize(("made_on", "device"), [("cpu", "sim"), ("sim", "cpu")])
+@pytest.mark.parametrize("recipe", [Recipe(), RECIPES["autocast"]], ids=["", "bf16"])
+@pytest.mark.parametrize("name", ["gpt2", "attention", "lstm"])
+def test_moved_after_attaching(
+    name: str, recipe: Recipe, made_on: str, device: str
+) -> None:
+    """Other ops are leaves on another device, above all under autocast."""
+    run = train(name, device, "block", recipe, made_on=made_on)
+    assert first_difference(plain(name, device, recipe), run) is None
+    assert run.stats is not None
+    assert run.stats.saves_dropped > 0
 
 
 @pytest.mark.parametrize("device", DEVICES)

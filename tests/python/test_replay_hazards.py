@@ -6,10 +6,8 @@ wrong gradients without a word. Other hazards: ``test_replay_hazards_*.py``.
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -17,7 +15,6 @@ from torch import Tensor, nn
 from memscale import replay
 from replay_cases import (
     EVERYWHERE,
-    ON_CPU,
     ON_SIM,
     WIDTH,
     Hazard,
@@ -25,7 +22,6 @@ from replay_cases import (
     around,
     assert_same,
     of_block,
-    rows,
 )
 
 # Loaded before the first backward: autograd's engine counts devices there, once.
@@ -377,59 +373,3 @@ def test_data_of_a_lineage(where: Where) -> None:
         return wave + h
 
     assert_same(around(hazard), where)
-
-
-def by_numpy_into_empty(h: Tensor) -> Tensor:
-    scale = torch.empty_like(h)
-    scale.numpy()[:] = np.arange(h.numel(), dtype=np.float32).reshape(h.shape)
-    return h * scale
-
-
-def by_numpy_into_zeros(h: Tensor) -> Tensor:
-    """Nothing is uninitialised here, and still nobody saw the write."""
-    mask = torch.zeros_like(h)
-    mask.numpy()[::2] = 1
-    return h * mask
-
-
-def by_numpy_into_a_computed_value(h: Tensor) -> Tensor:
-    scale = h.detach() * 2
-    scale.numpy()[0] = 5
-    return h * scale
-
-
-def by_pointer(h: Tensor) -> Tensor:
-    scale = torch.empty_like(h)
-    ctypes.memset(scale.data_ptr(), 0x3F, scale.nbytes)
-    return h * scale
-
-
-def by_pointer_after_a_seen_write(h: Tensor) -> Tensor:
-    scale = torch.empty_like(h).fill_(1)
-    ctypes.memset(scale.data_ptr(), 0x3F, scale.nbytes // 2)
-    return h * scale
-
-
-def by_numpy_from_outside(h: Tensor) -> Tensor:
-    """The caller uses its staging array again, and no version tells."""
-    staging = np.arange(h.numel(), dtype=np.float32).reshape(h.shape)
-    scale = torch.from_numpy(staging) * 2
-    out = h * scale
-    staging[:] = 0
-    return out
-
-
-@ON_CPU
-@pytest.mark.parametrize(
-    "hazard",
-    [
-        by_numpy_into_empty,
-        by_numpy_into_zeros,
-        by_numpy_into_a_computed_value,
-        by_pointer,
-        by_pointer_after_a_seen_write,
-        by_numpy_from_outside,
-    ],
-)
-def test_unseen_write(hazard: Hazard, where: Where) -> None:
-    assert_same(around(hazard), where, batch=rows)

@@ -233,17 +233,25 @@ def default_dtype(dtype: torch.dtype) -> Iterator[None]:
 
 class TestFlagsOfTheMoment:
     @EVERYWHERE
-    def test_default_dtype(self, where: Where) -> None:
+    @pytest.mark.parametrize(
+        ("inside", "outside"),
+        [(torch.float64, torch.float32), (torch.float16, torch.bfloat16)],
+        ids=["of_another_size", "of_the_same_size"],
+    )
+    def test_default_dtype(
+        self, inside: torch.dtype, outside: torch.dtype, where: Where
+    ) -> None:
         """A factory that names no dtype gives another one in backward."""
 
         def hazard(h: Tensor) -> Tensor:
-            with default_dtype(torch.float64):
+            with default_dtype(inside):
                 ramp = torch.linspace(0, 1, WIDTH, device=h.device)
                 exact = h * ramp * torch.full((WIDTH,), 1 / 3, device=h.device)
                 exact = exact * torch.arange(0.5, 8, device=h.device)
             return exact.sin().to(h.dtype)
 
-        assert_same(around(hazard), where)
+        under = step_under(lambda: default_dtype(outside))
+        assert_same(around(hazard), where, steps=[under] * 3)
 
     @EVERYWHERE
     def test_default_device(self, where: Where) -> None:
@@ -458,6 +466,12 @@ class TestOthersBesideUs:
         under = step_under(lambda: torch.profiler.profile(record_shapes=True))
         build = around(lambda h: F.dropout(h, 0.3).exp())
         assert_same(build, where, steps=[under, step])
+
+    @EVERYWHERE
+    def test_autograd_in_the_calling_thread(self, where: Where) -> None:
+        under = step_under(lambda: torch.autograd.set_multithreading_enabled(False))
+        build = around(lambda h: F.dropout(h, 0.3).exp())
+        assert_same(build, where, steps=[under, step, under])
 
     @EVERYWHERE
     def test_hooks_on_tensors_and_modules(self, where: Where) -> None:

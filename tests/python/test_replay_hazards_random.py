@@ -74,9 +74,7 @@ DRAWS: dict[str, Callable[[Tensor], Tensor]] = {
     "log_normal": lambda h: torch.empty_like(h).log_normal_().clamp(max=2),
     "random_in_place": lambda h: torch.empty_like(h).random_(0, 4),
     "poisson": lambda h: torch.poisson(h.detach().abs() * 3),
-    "binomial": lambda h: torch.binomial(
-        torch.full_like(h, 5), h.detach().sigmoid()
-    ),
+    "binomial": lambda h: torch.binomial(torch.full_like(h, 5), h.detach().sigmoid()),
 }
 
 

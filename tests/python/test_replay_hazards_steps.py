@@ -260,6 +260,28 @@ def test_exception_in_forward(where: Where) -> None:
     assert_same_error(around(sometimes), where, breaking, says="in forward")
 
 
+class Interrupt(BaseException):
+    """Not an error, as a key pressed by the user is none."""
+
+
+@EVERYWHERE
+def test_interrupt_in_forward(where: Where) -> None:
+    def interrupt(h: Tensor) -> Tensor:
+        raise Interrupt
+
+    def interrupted(model: nn.Module, x: Tensor) -> Tensor:
+        assert isinstance(model, Net)
+        block = model.blocks[1]
+        assert isinstance(block, Block)
+        block.hazard = interrupt
+        with pytest.raises(Interrupt):
+            model(x)
+        block.hazard = noisy
+        return step(model, x)
+
+    assert_same(NOISY, where, steps=[interrupted, step, interrupted])
+
+
 @EVERYWHERE
 def test_exception_handled_by_the_model(where: Where) -> None:
     """The layer failed half way; the root goes on without it."""
@@ -324,6 +346,38 @@ def test_optimizer_in_backward(where: Where) -> None:
                 hook.remove()
 
     assert_same(NOISY, where, steps=[fused] * 3)
+
+
+class TestPolicies:
+    """Layers of different policies, with lineages across their borders."""
+
+    @pytest.mark.parametrize("device", ["cpu", "sim"])
+    @pytest.mark.parametrize(
+        "policies",
+        [
+            {"": "block"},
+            {"blocks.0": "block"},
+            {"blocks.1": "cheap"},
+            {"blocks.0": "cheap", "blocks.1": "block"},
+            {"stem": "keep", "blocks.*": "block", "head": "cheap"},
+        ],
+        ids=str,
+    )
+    def test_mixed(self, policies: dict[str, str], device: str) -> None:
+        class Crossing(nn.Module):
+            """Changes what the layer before it made, in place."""
+
+            def __init__(self) -> None:
+                super().__init__()
+                self.inner = nn.Linear(WIDTH, WIDTH)
+
+            def forward(self, x: Tensor) -> Tensor:
+                wave = (x * 2).sin()
+                x.mul_(0.5)
+                out: Tensor = self.inner(noisy(wave)) + x.cos()
+                return out + 1
+
+        assert_same(of_block(Crossing), Where(policies, device))
 
 
 class TestSharing:
@@ -496,7 +550,7 @@ def test_deep_chain_in_place(where: Where) -> None:
 
 
 class TestThreads:
-    @ON_CPU
+    @EVERYWHERE
     def test_two_models_at_once(self, where: Where) -> None:
         """Their random states are one stream: so no dropout here."""
 
@@ -504,8 +558,8 @@ class TestThreads:
             return Net(lambda: Block(lambda h: (h * 2).sin().mul_(2).exp()))
 
         torch.manual_seed(0)
-        models = [build(), build()]
-        batches = [torch.randn(ROWS, WIDTH) for _ in models]
+        models = [build().to(where.device) for _ in range(2)]
+        batches = [torch.randn(ROWS, WIDTH).to(where.device) for _ in models]
         plain = [gradients_after(m, x) for m, x in zip(models, batches, strict=True)]
         handles = [replay.attach(m, where.policy, min_bytes=0) for m in models]
         found: list[list[Tensor]] = [[], []]

@@ -98,7 +98,9 @@ VIEWS: dict[str, Callable[[Tensor], Tensor]] = {
         (h * 2).as_strided((ROWS, WIDTH), (1, 2), 3).exp().cos()
     ),
     "strided": lambda h: (h * 2).as_strided((ROWS, 4), (8, 2)).sin().repeat(1, 2),
-    "of_a_view_of_a_view": lambda h: (h * 2).t()[2:].t()[:, ::2].sin().repeat(1, 3)[:, :WIDTH],
+    "of_a_view_of_a_view": lambda h: (
+        (h * 2).t()[2:].t()[:, ::2].sin().repeat(1, 3)[:, :WIDTH]
+    ),
     "flipped": lambda h: (h * 2).flip(0).sin().roll(2, 1),
     "diagonal": lambda h: h * (h * 2).diagonal().sin().sum(),
     "moved": lambda h: (h * 2).view(2, 3, 2, 4).permute(2, 0, 3, 1).sin().reshape(6, 8),
@@ -153,13 +155,19 @@ def test_channels_last_convolution(where: Where) -> None:
 
 
 COMPLEX: dict[str, Callable[[Tensor], Tensor]] = {
-    "as_pairs": lambda h: torch.view_as_real(torch.view_as_complex(h.view(6, 4, 2)) * 1j),
+    "as_pairs": lambda h: torch.view_as_real(
+        torch.view_as_complex(h.view(6, 4, 2)) * 1j
+    ),
     "conjugate": lambda h: (torch.complex(h, h * 2).conj() * torch.complex(h, h)).imag,
-    "conjugate_made_real": lambda h: torch.complex(h, h * 2).conj().resolve_conj().abs(),
+    "conjugate_made_real": lambda h: (
+        torch.complex(h, h * 2).conj().resolve_conj().abs()
+    ),
     "negative_view": lambda h: torch.complex(h, h * 2).conj().imag.sin(),
     "polar": lambda h: torch.polar(h.exp(), h * 2).real,
     "write_to_the_real_part": lambda h: _real_part_written(torch.complex(h * 2, h)),
-    "fourier": lambda h: torch.fft.irfft(torch.fft.rfft(h, dim=1).exp(), n=WIDTH, dim=1),
+    "fourier": lambda h: torch.fft.irfft(
+        torch.fft.rfft(h, dim=1).exp(), n=WIDTH, dim=1
+    ),
 }
 
 
@@ -223,11 +231,15 @@ SEVERAL: dict[str, Callable[[Tensor], Tensor]] = {
         [part.exp_() for part in (h * 2).unsafe_split(4, 1)], 1
     ),
     "topk": lambda h: h * (h * 2).topk(3, 1).values.sin().sum(1, keepdim=True),
-    "maximum_with_indices": lambda h: h * (h * 2).max(0).values.sin() + h.max(0).indices,
+    "maximum_with_indices": lambda h: (
+        h * (h * 2).max(0).values.sin() + h.max(0).indices
+    ),
     "sorted": lambda h: (h * 2).sort(1).values.sin().gather(1, h.argsort(1)),
     "running_maximum": lambda h: (h * 2).cummax(1).values.sin(),
     "median": lambda h: h * (h * 2).median(1, keepdim=True).values.sin(),
-    "variance_and_mean": lambda h: h * torch.stack(torch.var_mean(h * 2, 1)).sin().sum(),
+    "variance_and_mean": lambda h: (
+        h * torch.stack(torch.var_mean(h * 2, 1)).sin().sum()
+    ),
     "kth_value": lambda h: h * (h * 2).kthvalue(2, 1, keepdim=True).values.sin(),
     "meshgrid": lambda h: sum(  # type: ignore[arg-type, return-value]
         torch.meshgrid(h[:, 0] * 2, h[0] * 2, indexing="ij")

@@ -194,8 +194,14 @@ class TestEagerRaises:
 
 class TestEagerDoesNotMind:
     @EVERYWHERE
-    def test_logits_changed_after_the_loss(self, where: Where) -> None:
-        """As generation and metrics code does, with the model's own outputs."""
+    @pytest.mark.parametrize("scale", [None, 2])
+    def test_logits_changed_after_the_loss(
+        self, scale: int | None, where: Where
+    ) -> None:
+        """As generation and metrics code does, with the model's own outputs.
+
+        Once they are what a matmul gave, which "cheap" keeps, and once not.
+        """
 
         class WithLogits(nn.Module):
             def __init__(self) -> None:
@@ -205,7 +211,9 @@ class TestEagerDoesNotMind:
 
             def forward(self, x: Tensor) -> Tensor:
                 hidden = self.net.blocks[0](self.net.stem(x))
-                self.logits = self.net.head(hidden) * 2
+                self.logits = self.net.head(hidden)
+                if scale is not None:
+                    self.logits = self.logits * scale
                 return self.logits.log_softmax(1)[:, 0].mean().neg()
 
         def change(model: nn.Module, x: Tensor) -> None:
@@ -345,6 +353,27 @@ class TestParameterOnlyTheReplayNeeds:
                     module.weight.add_(1)
 
         build = of_block(lambda: Block(OnlyReplayNeeds()))
+        assert_same_or_refused(build, where, change_between(change))
+
+    @EVERYWHERE
+    def test_buffer_changed_in_place(self, where: Where) -> None:
+        """The same with a buffer."""
+
+        class Scaled(nn.Module):
+            scale: Tensor
+
+            def __init__(self) -> None:
+                super().__init__()
+                self.register_buffer("scale", torch.rand(WIDTH))
+
+            def forward(self, h: Tensor) -> Tensor:
+                return h * (self.scale * 2)
+
+        def change(model: nn.Module, x: Tensor) -> None:
+            for buffer in model.buffers():
+                buffer.add_(1)
+
+        build = of_block(lambda: Block(Scaled()))
         assert_same_or_refused(build, where, change_between(change))
 
     @EVERYWHERE

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("sim", "no_collector")
 
 STEPS = 300
 # By kind: attention, recurrence, writes in place, buffers, shapes that vary.
-NAMES = ["gpt2", "attention", "gru", "residual_mlp", "discriminator", "experts"]
+NAMES = ["attention", "gru", "residual_mlp", "discriminator", "experts"]
 
 
 @pytest.fixture
@@ -72,6 +72,7 @@ def test_bytes_alive_after_each_step_are_constant(
     name: str, device: str, policy: str
 ) -> None:
     plain = train(name, device, None, steps=3)
+    gc.collect()  # some models hold themselves
     ours = train(name, device, policy, STEPS)
     # The first step makes gradients and the optimizer's state.
     assert len(ours.after) == STEPS
@@ -79,8 +80,10 @@ def test_bytes_alive_after_each_step_are_constant(
 
 
 @pytest.mark.parametrize("policy", ["cheap", "block"])
-def test_peaks_are_constant(policy: str) -> None:
+def test_peaks_of_gpt2_are_constant(policy: str) -> None:
     plain = train("gpt2", "sim", None, steps=3)
-    ours = train("gpt2", "sim", policy, 20)
+    gc.collect()
+    ours = train("gpt2", "sim", policy, 100)
+    assert set(ours.after[1:]) == {plain.after[-1]}
     assert len(set(ours.peaks[1:])) == 1
     assert ours.peaks[1] < plain.peaks[1]

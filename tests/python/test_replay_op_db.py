@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import torch
 
 from op_db_on_sim import operators
 from op_db_under_replay import (

@@ -11,18 +11,15 @@
 #include <vector>
 
 #include "memscale/bindings/bindings.h"
+#include "memscale/bindings/save_object.h"
 #include "memscale/base/enum_names.h"
 #include "memscale/core/replay_rules.h"
 #include "memscale/runtime/replay.h"
-#include "memscale/runtime/save.h"
 
 namespace py = pybind11;
 
 namespace memscale {
 namespace {
-
-// A replay may need the GIL: nobody may wait for a tape while holding it.
-using WithoutGil = py::call_guard<py::gil_scoped_release>;
 
 std::shared_ptr<KeepSet> make_keep_set(
     std::vector<std::string> ops,
@@ -65,20 +62,17 @@ void bind_replay(py::module_& m) {
            }),
            py::arg("policy"), py::arg("keep_set"), py::arg("min_bytes"));
 
-  py::class_<Save, std::shared_ptr<Save>>(m, "Save")
-      .def_static(
-          "unpack", [](const Save& save) { return save.unpack(); },
-          WithoutGil());
+  m.def("unpack_hook", &make_unpack_hook);
 
   py::class_<Replay, std::shared_ptr<Replay>>(m, "Replay")
       .def(py::init<c10::Device, std::vector<TapeRules>>(), py::arg("device"),
            py::arg("layers"))
       .def("enter", &Replay::enter)
-      .def("leave", &Replay::leave)
+      .def("leave", &Replay::leave, py::arg("outputs"))
       .def("enter_layer", &Replay::enter_layer)
       .def("leave_layer", &Replay::leave_layer)
       .def_property_readonly("is_entered", &Replay::is_entered)
-      .def("pack", &Replay::pack, WithoutGil())
+      .def("pack_hook", &make_pack_hook)
       .def("counts", [](Replay& replay) { return counts(replay.stats()); })
       .def("reasons", [](Replay& replay) { return reasons(replay.stats()); })
       .def("reset_stats", [](Replay& replay) { replay.stats().reset(); });

@@ -75,9 +75,15 @@ bool Replay::enter() {
   return true;
 }
 
-void Replay::leave() {
+void Replay::leave(const std::vector<at::Tensor>& outputs) {
   if (!is_entered()) return;
   at::removeCallback(current_call->handle);
+  if (Tape* const tape = current_call->tape.get()) {
+    for (const at::Tensor& output : outputs) {
+      if (is_plain(*output.unsafeGetTensorImpl())) tape->add_output(output);
+    }
+    tape->decide_again();
+  }
   current_call->close_tape();
   current_call.reset();
 }

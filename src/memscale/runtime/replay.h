@@ -31,9 +31,10 @@ class Replay final : public std::enable_shared_from_this<Replay> {
   ~Replay();
 
   // False: this call is left alone (nothing to differentiate, or the thread is
-  // in a call of a model already). Then leave() must not be called.
+  // in a call of a model already). Then leave() must not be called either.
   bool enter();
-  void leave();
+  // With what the call returns: its caller is taken to hold it until backward.
+  void leave(const std::vector<at::Tensor>& outputs);
   // Of the call that this thread is in; nothing happens if it is in none.
   void enter_layer(std::size_t layer);
   void leave_layer();

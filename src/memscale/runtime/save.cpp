@@ -1,5 +1,6 @@
 #include "memscale/runtime/save.h"
 
+#include <ATen/SequenceNumber.h>
 #include <c10/util/Type.h>
 #include <torch/csrc/autograd/anomaly_mode.h>
 #include <torch/csrc/autograd/variable.h>
@@ -10,12 +11,28 @@
 
 namespace memscale {
 
+namespace {
+
+// A result that its own node saves would hold that node, and so itself, until
+// backward; if there is none (an exception), for ever. Its node is the newest.
+at::Tensor without_cycle(const at::Tensor& tensor,
+                         const torch::autograd::AutogradMeta* meta) {
+  const bool is_newest =
+      meta != nullptr && meta->grad_fn_ &&
+      meta->grad_fn_->sequence_nr() + 1 >= at::sequence_number::peek();
+  return is_newest ? alias_of(tensor) : tensor;
+}
+
+}  // namespace
+
 Save::Save(const at::Tensor& tensor)
-    : kept_(alias_of(tensor)), counter_(kept_.unsafeGetTensorImpl()->version_counter()) {
+    : counter_(tensor.unsafeGetTensorImpl()->version_counter()) {
   if (counter_.enabled()) version_ = counter_.current_version();
   const auto* meta = torch::autograd::impl::get_autograd_meta(tensor);
+  kept_ = without_cycle(tensor, meta);
   if (meta != nullptr && meta->grad_fn_) {
-    maker_ = &typeid(*meta->grad_fn_);
+    const torch::autograd::Node& maker = *meta->grad_fn_;
+    maker_ = &typeid(maker);
     output_nr_ = meta->output_nr_;
   }
 }

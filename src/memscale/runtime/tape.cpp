@@ -439,7 +439,11 @@ void Tape::end_write(const Written& written, const OpInfo& info,
 }
 
 bool Tape::decide(const at::Tensor& tensor, const std::shared_ptr<Save>& save) {
-  const Locked lock(*this);
+  const Locked lock(*this, std::try_to_lock);
+  if (!lock) {
+    ++stats_->saves_kept;
+    return false;
+  }
   const c10::StorageImpl* storage = storage_of(tensor);
   const auto found = current_.find(storage);
   const bool known = found != current_.end();
@@ -459,7 +463,10 @@ void Tape::settle(const std::shared_ptr<Save>& save, StateId id) {
   State& state = states_[id];
   const char* why = state.why;
   if (why == nullptr && !can_claim(id)) why = kLost;
-  if (why == nullptr && !is_worth_dropping(id)) why = kNoGain;
+  if (why == nullptr && !is_worth_dropping(id)) {
+    why = kNoGain;
+    undecided_.emplace_back(save, id);
+  }
   if (why == nullptr) {
     claim(id);
     save->drop(shared_from_this(), id);
@@ -475,6 +482,31 @@ void Tape::settle(const std::shared_ptr<Save>& save, StateId id) {
     }
   }
   state.counted = true;
+}
+
+void Tape::add_output(const at::Tensor& tensor) {
+  const Locked lock(*this);
+  const auto found = current_.find(storage_of(tensor));
+  if (found != current_.end()) states_[found->second].is_saved = true;
+}
+
+void Tape::decide_again() {
+  const Locked lock(*this);
+  for (const auto& [weak, id] : std::exchange(undecided_, {})) {
+    const std::shared_ptr<Save> save = weak.lock();
+    State& state = states_[id];
+    state.is_saved = false;
+    if (save == nullptr || !can_claim(id) || !is_worth_dropping(id)) {
+      state.is_saved = true;
+      continue;
+    }
+    claim(id);
+    save->drop(shared_from_this(), id);
+    ++stats_->saves_dropped;
+    --stats_->saves_kept;
+    stats_->bytes_dropped += state.bytes;
+    stats_->bytes_kept -= state.bytes;
+  }
 }
 
 std::vector<Tape::Claim> Tape::close() {

@@ -63,8 +63,8 @@ struct TapeRules {
 // come from convolutions that are kept anyway, through batch norm and relu.
 //
 // Recorded by one thread, then asked by any: methods lock. A replay may need the
-// GIL (kernels written in Python), so none may be called while holding it, but
-// for release(), which never waits.
+// GIL (kernels written in Python), so materialise() must not be called while
+// holding it; decide() and release() may be, as they never wait.
 class Tape final : public std::enable_shared_from_this<Tape> {
  public:
   using StateId = std::uint32_t;
@@ -79,13 +79,18 @@ class Tape final : public std::enable_shared_from_this<Tape> {
                 bool in_function);
   void end_op(c10::ArrayRef<c10::IValue> outputs, std::size_t num_expected);
   // Decides for one save: `save` holds the tensor, and may be made to drop it.
-  // True: it stays held, and came from outside of this tape.
+  // True: it stays held, and came from outside of this tape. Never waits: while
+  // another thread replays, it stays held.
   bool decide(const at::Tensor& tensor, const std::shared_ptr<Save>& save);
   // A state that others must be asked about before its storage is written.
   struct Claim {
     StoragePtr storage;
     StateId state;
   };
+  // The call returns this tensor: the caller has its bytes from now on.
+  void add_output(const at::Tensor& tensor);
+  // Saves that were kept because dropping them would have gained nothing.
+  void decide_again();
   // Another layer begins. What nobody reads is not held any longer, but can be
   // read for as long as somebody else holds it.
   void cross_border();
@@ -238,6 +243,7 @@ class Tape final : public std::enable_shared_from_this<Tape> {
   ska::flat_hash_map<const c10::StorageImpl*, StateId> current_;
   std::optional<Running> running_;
   std::vector<std::shared_ptr<Save>> pending_;  // of the running op's results
+  std::vector<std::pair<std::weak_ptr<Save>, StateId>> undecided_;
   std::size_t num_ops_ = 0;       // of the keep set, followed so far
   bool follows_keep_set_ = false;
   bool open_ = true;

@@ -13,16 +13,23 @@ class Tape::Locked final {
     tape_.mutex_.lock();
     tape_.owner_ = std::this_thread::get_id();
   }
+  Locked(Tape& tape, std::try_to_lock_t /*unused*/)
+      : tape_(tape), is_locked_(tape.mutex_.try_lock()) {
+    if (is_locked_) tape_.owner_ = std::this_thread::get_id();
+  }
   ~Locked() {
+    if (!is_locked_) return;
     tape_.owner_ = std::thread::id();
     tape_.mutex_.unlock();
     tape_.drain();
   }
+  explicit operator bool() const { return is_locked_; }
   Locked(const Locked&) = delete;
   Locked& operator=(const Locked&) = delete;
 
  private:
   Tape& tape_;
+  const bool is_locked_ = true;
   const Unobserved unobserved_;
 };
 
