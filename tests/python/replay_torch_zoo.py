@@ -21,6 +21,8 @@ from memscale.benchmarks.torch_models import LstmModel, ResNet, UNet
 Batch = tuple[torch.Tensor, ...]
 CLASSES = 10
 WIDTH = 16
+# Wide enough that "cheap" keeps the products over it, and only those.
+INNER = 160
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,7 @@ class Residual(nn.Module):
         super().__init__()
         self.norm = nn.LayerNorm(WIDTH)
         self.body = nn.Sequential(
-            nn.Linear(WIDTH, 2 * WIDTH), nn.GELU(), nn.Linear(2 * WIDTH, WIDTH)
+            nn.Linear(WIDTH, INNER), nn.GELU(), nn.Linear(INNER, WIDTH)
         )
         self.dropout = nn.Dropout(0.1, inplace=True)
 
@@ -110,7 +112,7 @@ class Encoder(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         layer = nn.TransformerEncoderLayer(
-            WIDTH, 4, 32, 0.1, activation="gelu", batch_first=True, norm_first=True
+            WIDTH, 4, INNER, 0.1, activation="gelu", batch_first=True, norm_first=True
         )
         self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
         self.head = nn.Linear(WIDTH, CLASSES)
@@ -124,7 +126,7 @@ class Encoder(nn.Module):
 class EncoderDecoder(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.body = nn.Transformer(WIDTH, 2, 1, 2, 32, 0.1, batch_first=True)
+        self.body = nn.Transformer(WIDTH, 2, 1, 2, INNER, 0.1, batch_first=True)
         self.head = nn.Linear(WIDTH, CLASSES)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -171,11 +173,11 @@ class Cells(nn.Module):
 def autoencoder() -> nn.Module:
     return MeanSquare(
         nn.Sequential(
-            nn.Conv2d(3, 8, 3, stride=2, padding=1),
-            nn.BatchNorm2d(8),
+            nn.Conv2d(3, 16, 3, stride=2, padding=1),
+            nn.BatchNorm2d(16),
             nn.LeakyReLU(0.1, inplace=True),
             nn.Dropout2d(0.2),
-            nn.ConvTranspose2d(8, 8, 4, stride=2, padding=1),
+            nn.ConvTranspose2d(16, 8, 4, stride=2, padding=1),
             nn.InstanceNorm2d(8, affine=True),
             nn.RReLU(),
             nn.Conv2d(8, 3, 3, padding=1),
@@ -205,7 +207,7 @@ class Mixer(nn.Module):
         super().__init__()
         self.across = nn.Sequential(nn.Linear(6, 12), nn.GELU(), nn.Linear(12, 6))
         self.within = nn.Sequential(
-            nn.Linear(WIDTH, 32), nn.GELU(), nn.Dropout(0.1), nn.Linear(32, WIDTH)
+            nn.Linear(WIDTH, INNER), nn.GELU(), nn.Dropout(0.1), nn.Linear(INNER, WIDTH)
         )
         self.norms = nn.ModuleList(nn.LayerNorm(WIDTH) for _ in range(2))
 
@@ -278,7 +280,7 @@ def efficientnet() -> nn.Module:
 
 
 def resnet() -> nn.Module:
-    model = ResNet(layers=(1, 1), bottleneck=True, width=4, classes=CLASSES)
+    model = ResNet(layers=(1, 1), bottleneck=True, width=16, classes=CLASSES)
     model.head.insert(2, nn.Dropout(0.2))
     return model
 

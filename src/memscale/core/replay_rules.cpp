@@ -138,6 +138,10 @@ ReplayRules find_replay_rules(std::string_view name) {
     rules.work = product.work;
     rules.factor = product.factor;
   }
+  if (base == "max_pool2d_with_indices" || base == "max_pool3d_with_indices") {
+    rules.slow_on_cpu = true;
+    rules.indices = 1;
+  }
   rules.is_factory = has(kFactories, base);
   rules.overwrites = is_out || has(kOverwriting, base);
   rules.draws_bits = base == "bernoulli_";

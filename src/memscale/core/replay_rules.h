@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -57,6 +58,10 @@ struct ReplayRules {
   // How much work is in an element of its results.
   Work work = Work::Little;
   std::size_t factor = 0;
+  // Its kernel for the CPU is so slow that its results are worth keeping.
+  bool slow_on_cpu = false;
+  // The result that is indices into a plane of its first argument.
+  std::optional<std::size_t> indices;
   // Makes memory that something the dispatcher cannot see may fill: raw
   // pointers, kernels of other libraries.
   bool is_factory = false;

@@ -51,6 +51,18 @@ void unpack_bits(const std::uint8_t* bits, std::size_t count, T one,
   }
 }
 
+void narrow(const std::int64_t* elements, std::size_t count,
+            std::int32_t* narrowed) {
+  for (std::size_t i = 0; i < count; ++i) {
+    narrowed[i] = static_cast<std::int32_t>(elements[i]);
+  }
+}
+
+void widen(const std::int32_t* narrowed, std::size_t count,
+           std::int64_t* elements) {
+  for (std::size_t i = 0; i < count; ++i) elements[i] = narrowed[i];
+}
+
 template void pack_bits(const std::uint16_t*, std::size_t, std::uint8_t*);
 template void pack_bits(const std::uint32_t*, std::size_t, std::uint8_t*);
 template void pack_bits(const std::uint64_t*, std::size_t, std::uint8_t*);

@@ -47,6 +47,10 @@ bool is_training(const OpInfo& info, c10::ArrayRef<const c10::IValue> inputs) {
 
 bool is_expensive(const OpInfo& info,
                   c10::ArrayRef<const c10::IValue> inputs) {
+  if (info.rules.slow_on_cpu && !inputs.empty() && inputs[0].isTensor() &&
+      inputs[0].toTensor().is_cpu()) {
+    return true;
+  }
   if (info.rules.work == Work::Little) return false;
   if (info.rules.work == Work::Much ||
       info.rules.factor >= inputs.size() ||
@@ -334,7 +338,9 @@ const char* Tape::why_keep(const Running& running, std::size_t bytes,
   }
   const bool by_work =
       rules_.policy == ReplayPolicy::Cheap || rules_.keep_set != nullptr;
-  return by_work && running.expensive ? kChosen : nullptr;
+  if (!by_work || !running.expensive) return nullptr;
+  // Indices are kept too, but packed: see pack_indices.
+  return running.node.op->rules.indices == output ? nullptr : kChosen;
 }
 
 void Tape::end_op(c10::ArrayRef<c10::IValue> outputs,
@@ -377,7 +383,7 @@ void Tape::end_op(c10::ArrayRef<c10::IValue> outputs,
     });
   }
   if (!node.results.empty() || !node.writes.empty()) {
-    keep_bits(node);
+    keep_packed(node);
     nodes_.push_back(std::move(node));
   }
   ++num_ops_;

@@ -161,8 +161,8 @@ class Tape final : public std::enable_shared_from_this<Tape> {
     std::vector<Made> results;
     std::vector<Made> writes;
     at::Generator generator;  // as it was; undefined: not random
-    // What it wrote, as bits; then it is not called again. Host memory.
-    StoragePtr bits;
+    // What it made, in fewer bits; then it is not called again. Host memory.
+    StoragePtr packed;
     std::uint32_t num_needed = 0;
     bool grad_mode = false;
     bool done = false;
@@ -208,7 +208,11 @@ class Tape final : public std::enable_shared_from_this<Tape> {
   void follow_keep_set(const OpInfo& info);
   void settle(const std::shared_ptr<Save>& save, StateId state);
   void copy_out(State& state);
-  void keep_bits(Node& node);
+  // In fewer bits, to the bit: tape_packed.cpp.
+  void keep_packed(Node& node);
+  void pack_draws(Node& node);
+  void pack_indices(Node& node);
+  StoragePtr unpack(const Node& node) const;
 
   // Who needs what: tape_claims.cpp.
   bool can_claim(StateId state);
@@ -224,7 +228,6 @@ class Tape final : public std::enable_shared_from_this<Tape> {
   void run_all();
   bool use_original(State& state);
   void run(Node& node);
-  StoragePtr unpack_bits(const Node& node) const;
   void adopt(StateId state, const StoragePtr& storage, const Node& node);
   void finish(Node& node);
   std::vector<StoragePtr> make_targets(const Node& node);

@@ -191,8 +191,9 @@ std::vector<c10::IValue> Tape::make_stack(
 }
 
 void Tape::run(Node& node) {
-  if (node.bits) {
-    adopt(node.writes.front().state, unpack_bits(node), node);
+  if (node.packed) {
+    const auto& made = node.writes.empty() ? node.results : node.writes;
+    adopt(made.front().state, unpack(node), node);
     return finish(node);
   }
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
@@ -242,7 +243,7 @@ void Tape::adopt(StateId id, const StoragePtr& storage, const Node& node) {
 
 void Tape::finish(Node& node) {
   node.done = true;
-  node.bits.reset();
+  node.packed.reset();
   node.arguments.clear();
   node.references.clear();
   node.generator = at::Generator();

@@ -43,5 +43,15 @@ TEST(Bits, AreInOrder) {
   EXPECT_EQ(bits, (std::vector<std::uint8_t>{0x81, 0x02}));
 }
 
+RC_GTEST_PROP(Narrow, ComesBackAsItWas, (std::vector<std::int32_t> values)) {
+  const std::vector<std::int64_t> elements(values.begin(), values.end());
+  std::vector<std::int32_t> narrowed(values.size());
+  narrow(elements.data(), elements.size(), narrowed.data());
+  RC_ASSERT(narrowed == values);
+  std::vector<std::int64_t> widened(values.size());
+  widen(narrowed.data(), narrowed.size(), widened.data());
+  RC_ASSERT(widened == elements);
+}
+
 }  // namespace
 }  // namespace memscale::kernels
