@@ -18,6 +18,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from memscale import replay
+from op_db_on_sim import _to as copied
 from op_db_on_sim import op_id, same_bits
 
 # Operators left out, each with the reason that the test prints.
@@ -73,24 +74,26 @@ class Comparison:
 
 
 class _Layer(nn.Module):
-    def forward(
-        self, call: Callable[..., Any], inputs: Any, carrier: torch.Tensor
-    ) -> Any:
+    def __init__(self, device: str) -> None:
+        super().__init__()
+        # Gives a gradient to what has none.
+        self.carrier = nn.Parameter(torch.tensor(0.5, device=device))
+
+    def forward(self, call: Callable[..., Any], inputs: Any) -> Any:
         output = call(_map(_computed, inputs))
-        return output, _map(lambda t: _read(t, carrier), output)
+        return output, _map(lambda t: _read(t, self.carrier), output)
 
 
 class _Model(nn.Module):
     """A model of one layer, which is not its root."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: str) -> None:
         super().__init__()
-        self.layer = _Layer()
+        self.layer = _Layer(device)
+        self.device = device
 
-    def forward(
-        self, call: Callable[..., Any], inputs: Any, carrier: torch.Tensor
-    ) -> Any:
-        return self.layer(call, inputs, carrier)
+    def forward(self, call: Callable[..., Any], inputs: Any) -> Any:
+        return self.layer(call, inputs)
 
 
 def functions(op: Any) -> dict[str, Callable[..., Any]]:
@@ -103,19 +106,22 @@ def functions(op: Any) -> dict[str, Callable[..., Any]]:
 
 
 def compare(
-    op: Any, sample: Any, variant: str = "", second_order: bool = False
+    op: Any,
+    sample: Any,
+    variant: str = "",
+    second_order: bool = False,
+    device: str = "cpu",
 ) -> Comparison:
-    """One sample of an operator, plainly and under replay."""
+    """One sample of an operator, plainly and under replay, both on ``device``."""
     function = functions(op)[variant]
-    try:
-        expected = _run(function, sample, None, second_order)
-    except Exception as error:  # torch refuses the sample: so must ours
-        return Comparison(_refusal(function, sample, second_order, error))
-    model = _Model()
+    plain, model = _Model(device), _Model(device)
     handle = replay.attach(model, "block", min_bytes=0)
+    try:
+        expected = _run(function, sample, plain, second_order)
+    except Exception as error:  # torch refuses the sample: so must ours
+        return Comparison(_refusal(function, sample, model, second_order, error))
     got = _run(function, sample, model, second_order)
     stats = handle.stats()
-    handle.detach()
     return Comparison(
         _difference(expected, got),
         stats.saves_dropped,
@@ -134,49 +140,48 @@ def samples(op: Any, variant: str, limit: int | None) -> Iterator[Any]:
 
 
 def _refusal(
-    function: Callable[..., Any], sample: Any, second_order: bool, error: Exception
+    function: Callable[..., Any],
+    sample: Any,
+    model: _Model,
+    second_order: bool,
+    error: Exception,
 ) -> str:
-    model = _Model()
-    handle = replay.attach(model, "block", min_bytes=0)
     try:
         _run(function, sample, model, second_order)
     except Exception as same:
         if type(same) is type(error) and str(same) == str(error):
             return REFUSED
         return f"plainly {error!r}, under replay {same!r}"
-    finally:
-        handle.detach()
     return f"plainly {error!r}, under replay nothing"
 
 
 def _run(
-    function: Callable[..., Any],
-    sample: Any,
-    model: nn.Module | None,
-    second_order: bool,
+    function: Callable[..., Any], sample: Any, model: _Model, second_order: bool
 ) -> Outcome:
-    inputs = _leaves((sample.input, sample.args, sample.kwargs))
-    carrier = torch.tensor(0.5, requires_grad=True)
-    leaves = [carrier, *(t for t in _tensors(inputs) if t.requires_grad)]
+    inputs = copied((sample.input, sample.args, sample.kwargs), model.device)
+    leaves = [*model.parameters(), *(t for t in _tensors(inputs) if t.requires_grad)]
     torch.manual_seed(1)
 
     def call(before: Any) -> Any:
         input_, args, kwargs = before
         return sample.output_process_fn_grad(function(input_, *args, **kwargs))
 
-    outputs, after = (model or _Model())(call, inputs, carrier)
+    outputs, after = model(call, inputs)
     outcome = Outcome([*pytree.tree_leaves(outputs), *_tensors(inputs)])
     roots = [t for t in _tensors(after) if t.requires_grad]
     if roots:
         outcome.gradients = _gradients(roots, leaves, second_order)
-    outcome.random_state = torch.get_rng_state()
+    states = [torch.get_rng_state()]
+    if model.device == "sim":
+        states.append(torch.get_device_module("sim").get_rng_state())
+    outcome.random_state = torch.cat(states)
     return outcome
 
 
 def _gradients(
     roots: list[torch.Tensor], leaves: list[torch.Tensor], second_order: bool
 ) -> list[torch.Tensor | None]:
-    """First derivatives, or the derivatives of their sum of squares."""
+    """First derivatives, and those of their sum if second ones are asked for."""
     torch.manual_seed(2)
     seeds = [torch.rand_like(t) for t in roots]
     first = torch.autograd.grad(
@@ -209,12 +214,7 @@ def _difference(expected: Outcome, got: Outcome) -> str | None:
 def _same(a: Any, b: Any) -> bool:
     if isinstance(a, torch.Tensor) and a.layout != torch.strided:
         return a.layout == b.layout and same_bits(a.to_dense(), b.to_dense())
-    return same_bits(a, b)
-
-
-def _leaves(tree: Any) -> Any:
-    """A copy of every tensor in ``tree``, as a leaf."""
-    return _map(lambda t: t.detach().clone().requires_grad_(t.requires_grad), tree)
+    return same_bits(a.cpu() if isinstance(a, torch.Tensor) else a, b)
 
 
 def _map(change: Callable[[torch.Tensor], torch.Tensor], tree: Any) -> Any:

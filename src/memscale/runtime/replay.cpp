@@ -4,6 +4,7 @@
 #include <c10/core/GradMode.h>
 #include <c10/core/InferenceMode.h>
 
+#include <optional>
 #include <string_view>
 #include <unordered_map>
 #include <utility>
@@ -14,6 +15,69 @@
 
 namespace memscale {
 
+// Storages that closed tapes of this thread's calls hold, or would replay.
+class Claims final {
+ public:
+  void add(const std::shared_ptr<Tape>& tape) {
+    for (Tape::Claim& claim : tape->close()) {
+      claims_.emplace(claim.storage.get(),
+                      Claimed{tape, claim.state, WeakStoragePtr(claim.storage)});
+    }
+  }
+
+  // What tapes need of these bytes has to be copied before they are written.
+  void before_write(const at::Tensor& tensor) {
+    const auto [begin, end] = find(tensor);
+    for (auto it = begin; it != end; ++it) {
+      if (const auto of = it->second.tape.lock()) {
+        of->before_write(it->second.state);
+      }
+    }
+    claims_.erase(begin, end);
+  }
+
+  // Autograd holds this tensor for a later layer: an earlier one need not replay
+  // it.
+  void offer(const at::Tensor& tensor) {
+    const auto [begin, end] = find(tensor);
+    for (auto it = begin; it != end; ++it) {
+      if (const auto of = it->second.tape.lock()) {
+        of->offer(it->second.state, own_storage(tensor));
+      }
+    }
+  }
+
+  // Forgets what nobody could change without torch's noticing. Whether anything
+  // is left.
+  bool keep_exposed() {
+    std::erase_if(claims_, [](const auto& entry) {
+      const auto of = entry.second.tape.lock();
+      return of == nullptr || !of->is_exposed(entry.second.state);
+    });
+    return !claims_.empty();
+  }
+
+  bool empty() const { return claims_.empty(); }
+
+ private:
+  struct Claimed {
+    std::weak_ptr<Tape> tape;
+    Tape::StateId state;
+    WeakStoragePtr storage;  // so that its address stays its own
+  };
+  using Map = std::unordered_multimap<const c10::StorageImpl*, Claimed>;
+
+  std::pair<Map::iterator, Map::iterator> find(const at::Tensor& tensor) {
+    if (!is_plain(*tensor.unsafeGetTensorImpl())) {
+      return {claims_.end(), claims_.end()};
+    }
+    return claims_.equal_range(
+        tensor.storage().unsafeGetStorageImpl());
+  }
+
+  Map claims_;
+};
+
 // One call of a model, in one thread.
 struct Replay::Call {
   explicit Call(std::shared_ptr<Replay> of) : replay(std::move(of)) {}
@@ -22,27 +86,29 @@ struct Replay::Call {
   Tape* open_tape();
   void close_tape();
   void change_layer();  // layers.back() is another
-  void before_write(const at::Tensor& tensor);
-  void offer(const at::Tensor& tensor);
 
   const std::shared_ptr<Replay> replay;
-  at::CallbackHandle handle = 0;
   std::vector<std::size_t> layers = {0};
   std::shared_ptr<Tape> tape;
-  // Storages that tapes of this call, now closed, hold or would replay.
-  struct Claimed {
-    std::weak_ptr<Tape> tape;
-    Tape::StateId state;
-    WeakStoragePtr storage;  // so that its address stays its own
-  };
-  std::unordered_multimap<const c10::StorageImpl*, Claimed> claimed;
   int leaf_depth = 0;
   int function_depth = 0;
 };
 
 namespace {
 
+// Note [After the call]
+// What a call returned, or was given, may be changed in place by its caller before
+// backward; eager does not mind unless autograd saved it. So the observer stays
+// while such bytes are claimed, and they are copied before a write as within the
+// call.
 thread_local std::unique_ptr<Replay::Call> current_call;
+thread_local Claims claims;
+thread_local std::optional<at::CallbackHandle> observer;
+
+void stop_observing() {
+  if (observer) at::removeCallback(*observer);
+  observer.reset();
+}
 
 }  // namespace
 
@@ -66,18 +132,20 @@ bool Replay::enter() {
       c10::InferenceMode::is_enabled()) {
     return false;
   }
+  claims.keep_exposed();
   current_call = std::make_unique<Call>(shared_from_this());
-  current_call->handle = at::addThreadLocalCallback(
-      at::RecordFunctionCallback(&Replay::on_start, &Replay::on_end)
-          .needsInputs(true)
-          .needsOutputs(true)
-          .scopes({at::RecordScope::FUNCTION}));
+  if (!observer) {
+    observer = at::addThreadLocalCallback(
+        at::RecordFunctionCallback(&Replay::on_start, &Replay::on_end)
+            .needsInputs(true)
+            .needsOutputs(true)
+            .scopes({at::RecordScope::FUNCTION}));
+  }
   return true;
 }
 
 void Replay::leave(const std::vector<at::Tensor>& outputs) {
   if (!is_entered()) return;
-  at::removeCallback(current_call->handle);
   if (Tape* const tape = current_call->tape.get()) {
     for (const at::Tensor& output : outputs) {
       if (is_plain(*output.unsafeGetTensorImpl())) tape->add_output(output);
@@ -86,6 +154,7 @@ void Replay::leave(const std::vector<at::Tensor>& outputs) {
   }
   current_call->close_tape();
   current_call.reset();
+  if (!claims.keep_exposed()) stop_observing();
 }
 
 bool Replay::is_entered() const {
@@ -111,7 +180,7 @@ std::shared_ptr<Save> Replay::pack(const at::Tensor& tensor) {
     ++stats_->saves_kept;
     return save;
   }
-  if (current_call->tape->decide(tensor, save)) current_call->offer(tensor);
+  if (current_call->tape->decide(tensor, save)) claims.offer(tensor);
   return save;
 }
 
@@ -135,75 +204,49 @@ void Replay::Call::change_layer() {
 }
 
 void Replay::Call::close_tape() {
-  const std::shared_ptr<Tape> closed = std::exchange(tape, nullptr);
-  if (closed == nullptr) return;
-  for (Tape::Claim& claim : closed->close()) {
-    claimed.emplace(claim.storage.get(),
-                    Claimed{closed, claim.state, WeakStoragePtr(claim.storage)});
-  }
+  if (tape != nullptr) claims.add(std::exchange(tape, nullptr));
 }
 
-// What earlier tapes need of these bytes has to be copied first.
-void Replay::Call::before_write(const at::Tensor& tensor) {
-  if (!is_plain(*tensor.unsafeGetTensorImpl())) return;
-  const StoragePtr storage = own_storage(tensor);
-  const auto [begin, end] = claimed.equal_range(storage.get());
-  for (auto it = begin; it != end; ++it) {
-    if (const auto of = it->second.tape.lock()) {
-      of->before_write(it->second.state);
-    }
-  }
-  claimed.erase(begin, end);
+namespace {
+
+void before_writes(const OpInfo& info, const at::RecordFunction& fn) {
+  const auto check = [&](std::size_t index) {
+    if (index >= fn.inputs().size()) return;
+    for_each_tensor(fn.inputs()[index], [](const at::Tensor& tensor) {
+      claims.before_write(tensor);
+    });
+  };
+  for (const std::size_t index : info.written) check(index);
+  for (const std::size_t index : info.statistics) check(index);
 }
 
-// Autograd holds this tensor for a later layer: an earlier one need not replay
-// it.
-void Replay::Call::offer(const at::Tensor& tensor) {
-  const StoragePtr storage = own_storage(tensor);
-  const auto [begin, end] = claimed.equal_range(storage.get());
-  for (auto it = begin; it != end; ++it) {
-    if (const auto of = it->second.tape.lock()) {
-      of->offer(it->second.state, storage);
-    }
-  }
-}
+}  // namespace
 
 std::unique_ptr<at::ObserverContext> Replay::on_start(
     const at::RecordFunction& fn) {
   using Kind = OpContext::Kind;
   Call* const call = current_call.get();
-  if (call == nullptr || call->leaf_depth > 0 || Unobserved::is_on()) {
+  if ((call == nullptr && claims.empty()) ||
+      (call != nullptr && call->leaf_depth > 0) || Unobserved::is_on()) {
     return nullptr;
   }
   const OpInfo* info = find_op_info(fn);
   if (info == nullptr) {
-    if (std::string_view(fn.name()).starts_with("autograd::engine::")) {
+    if (call == nullptr ||
+        std::string_view(fn.name()).starts_with("autograd::engine::")) {
       return nullptr;
     }
     ++call->function_depth;
     return std::make_unique<OpContext>(Kind::Function, 0);
   }
-  const TapeRules& rules = call->replay->layers_[call->layers.back()];
-  const bool is_recorded =
-      rules.policy != ReplayPolicy::Keep || rules.keep_set != nullptr;
-  const bool writes = info->mutates || info->rules.updates_statistics;
-  if (info->ignored || (!is_recorded && !writes) ||
+  if ((info->mutates || info->rules.updates_statistics) && !claims.empty()) {
+    before_writes(*info, fn);
+  }
+  if (call == nullptr || info->ignored || call->open_tape() == nullptr ||
       !call->replay->leaf_ops_.contain(*info, fn)) {
     return nullptr;
   }
-  if (writes && !call->claimed.empty()) {
-    const auto check = [&](std::size_t index) {
-      if (index >= fn.inputs().size()) return;
-      for_each_tensor(fn.inputs()[index], [&](const at::Tensor& tensor) {
-        call->before_write(tensor);
-      });
-    };
-    for (const std::size_t index : info->written) check(index);
-    for (const std::size_t index : info->statistics) check(index);
-  }
-  if (!is_recorded) return nullptr;
-  call->open_tape()->begin_op(
-      *info, fn.inputs(), call->function_depth > 0);
+  call->tape->begin_op(*info, fn.inputs(), call->function_depth > 0);
   ++call->leaf_depth;
   return std::make_unique<OpContext>(
       Kind::Op, info->handle.schema().returns().size());

@@ -303,6 +303,8 @@ Tape::StateId Tape::find_state(const at::Tensor& tensor) {
   at_once_ |= is_changed_in_backward(tensor);
   const StateId state = new_state(tensor, nullptr, kNone, kOutside);
   states_[state].is_leaf = !has_history(tensor);
+  states_[state].is_parameter =
+      states_[state].is_leaf && tensor.requires_grad();
   return state;
 }
 
@@ -493,7 +495,7 @@ void Tape::settle(const std::shared_ptr<Save>& save, StateId id) {
 void Tape::add_output(const at::Tensor& tensor) {
   const Locked lock(*this);
   const auto found = current_.find(storage_of(tensor));
-  if (found != current_.end()) states_[found->second].is_saved = true;
+  if (found != current_.end()) states_[found->second].is_output = true;
 }
 
 void Tape::decide_again() {
@@ -555,6 +557,13 @@ void Tape::copy_out(State& state) {
 void Tape::before_write(StateId state) {
   const Locked lock(*this);
   copy_out(states_[state]);
+}
+
+bool Tape::is_exposed(StateId id) {
+  const Locked lock(*this);
+  const State& state = states_[id];
+  return state.held && !state.ours && !state.is_saved && !state.is_parameter &&
+         (state.is_output || state.is_leaf || state.held.use_count() > 1);
 }
 
 void Tape::offer(StateId id, const StoragePtr& storage) {

@@ -102,6 +102,9 @@ class Tape final : public std::enable_shared_from_this<Tape> {
   // ---- between tapes: their storages may be the same ----
   // The original bytes of this state are about to change.
   void before_write(StateId state);
+  // Whether they may change with nobody else minding: they are held, autograd
+  // did not save them, and somebody outside has them.
+  bool is_exposed(StateId state);
   // Somebody holds the bytes of this state anyway: no need to replay it.
   void offer(StateId state, const StoragePtr& storage);
 
@@ -132,7 +135,9 @@ class Tape final : public std::enable_shared_from_this<Tape> {
     bool by_maker = false;       // its readers rely on the maker
     bool lost = false;           // the bytes were overwritten
     bool is_saved = false;       // autograd holds it for another save
+    bool is_output = false;      // the call returns it
     bool is_leaf = false;        // a parameter, a buffer, the batch
+    bool is_parameter = false;   // one that is trained
     bool counted = false;
   };
   enum class Access : std::uint8_t { Read, Update, Overwrite, Scratch };

@@ -34,8 +34,8 @@ bool Tape::can_claim(StateId id) {
   return true;
 }
 
-// Whether less would be held for it than it takes itself. Parameters, and what
-// autograd holds for another save or a dropped one, are there anyway.
+// Whether less would be held for it than it takes itself. Parameters, what the
+// call returns, and what autograd holds for another save, are there anyway.
 bool Tape::is_worth_dropping(StateId id) {
   if (states_[id].readers > 0) return true;
   ++num_searches_;
@@ -46,7 +46,9 @@ bool Tape::is_worth_dropping(StateId id) {
     path.pop_back();
     if (state.readers > 0) continue;
     if (is_there(state)) {
-      if (!state.is_saved && !state.is_leaf) more += state.bytes;
+      if (!state.is_saved && !state.is_output && !state.is_leaf) {
+        more += state.bytes;
+      }
       continue;
     }
     Node& node = nodes_[state.maker];
