@@ -17,7 +17,7 @@ from typing import Any
 import torch.autograd.graph
 from torch._C import _autograd
 
-__all__ = ["pop", "push", "step_aside", "stop_stepping_aside", "top"]
+__all__ = ["is_free", "pop", "push", "step_aside", "stop_stepping_aside"]
 
 _ours = threading.local()
 _lock = threading.Lock()
@@ -28,6 +28,11 @@ _disable = torch.autograd.graph.disable_saved_tensors_hooks
 def top() -> Any:
     """The hooks that autograd would call now; None: it holds tensors itself."""
     return _autograd._top_saved_tensors_default_hooks(False)
+
+
+def is_free() -> bool:
+    """Whether nobody else has hooks, to see what is saved, or forbids them."""
+    return top() is None and bool(_autograd._saved_tensors_hooks_is_enabled())
 
 
 def push(hooks: tuple[Any, Any]) -> None:

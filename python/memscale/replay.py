@@ -120,8 +120,8 @@ class Replay:
     def _enter(self) -> bool:
         if self._paused or self._engine.is_entered:
             return False
-        if _hook_stack.top() is not None:
-            return False  # the user's own hooks are to see what is saved
+        if not _hook_stack.is_free():
+            return False
         if not self._engine.enter():
             return False
         _hook_stack.push(self._hooks)

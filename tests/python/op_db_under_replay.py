@@ -81,7 +81,9 @@ class _Layer(nn.Module):
 
     def forward(self, call: Callable[..., Any], inputs: Any) -> Any:
         output = call(_map(_computed, inputs))
-        return output, _map(lambda t: _read(t, self.carrier), output)
+        read = _map(lambda t: _read(t, self.carrier), output)
+        # A copy: what leaves the layer itself may be kept for the next one.
+        return _map(_copy, output), read
 
 
 class _Model(nn.Module):
@@ -117,11 +119,14 @@ def compare(
     plain, model = _Model(device), _Model(device)
     handle = replay.attach(model, "block", min_bytes=0)
     try:
-        expected = _run(function, sample, plain, second_order)
-    except Exception as error:  # torch refuses the sample: so must ours
-        return Comparison(_refusal(function, sample, model, second_order, error))
-    got = _run(function, sample, model, second_order)
-    stats = handle.stats()
+        try:
+            expected = _run(function, sample, plain, second_order)
+        except Exception as error:  # torch refuses the sample: so must ours
+            return Comparison(_refusal(function, sample, model, second_order, error))
+        got = _run(function, sample, model, second_order)
+        stats = handle.stats()
+    finally:
+        handle.detach()
     return Comparison(
         _difference(expected, got),
         stats.saves_dropped,
@@ -212,12 +217,17 @@ def _difference(expected: Outcome, got: Outcome) -> str | None:
 
 
 def _same(a: Any, b: Any) -> bool:
-    if isinstance(a, torch.Tensor) and a.layout != torch.strided:
-        return a.layout == b.layout and same_bits(a.to_dense(), b.to_dense())
-    return same_bits(a.cpu() if isinstance(a, torch.Tensor) else a, b)
+    if not isinstance(a, torch.Tensor):
+        return same_bits(a, b)
+    if a.layout != b.layout:
+        return False
+    if a.layout != torch.strided:
+        return same_bits(a.to_dense(), b.to_dense())
+    # Views that go to the CPU lose their strides.
+    return a.stride() == b.stride() and same_bits(a.cpu(), b.cpu())
 
 
-def _map(change: Callable[[torch.Tensor], torch.Tensor], tree: Any) -> Any:
+def _map(change: Callable[[torch.Tensor], Any], tree: Any) -> Any:
     return pytree.tree_map(
         lambda leaf: change(leaf) if isinstance(leaf, torch.Tensor) else leaf, tree
     )
@@ -225,6 +235,13 @@ def _map(change: Callable[[torch.Tensor], torch.Tensor], tree: Any) -> Any:
 
 def _tensors(tree: Any) -> list[torch.Tensor]:
     return [t for t in pytree.tree_leaves(tree) if isinstance(t, torch.Tensor)]
+
+
+def _copy(t: torch.Tensor) -> Any:
+    """With its strides, which a copy may not have."""
+    if t.layout != torch.strided:
+        return t
+    return t.stride(), t.detach().clone()
 
 
 def _computed(t: torch.Tensor) -> torch.Tensor:

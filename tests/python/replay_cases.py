@@ -65,12 +65,13 @@ class Block(nn.Module):
 
 
 class Net(nn.Module):
-    """Two equal blocks between two linear maps; returns the loss."""
+    """Blocks between two linear maps, two equal ones if not told; gives the loss."""
 
-    def __init__(self, block: Build, copies: int = 2) -> None:
+    def __init__(self, *blocks: Build) -> None:
         super().__init__()
         self.stem = nn.Linear(WIDTH, WIDTH)
-        self.blocks = nn.ModuleList(block() for _ in range(copies))
+        both = blocks * 2 if len(blocks) == 1 else blocks
+        self.blocks = nn.ModuleList(block() for block in both)
         self.head = nn.Linear(WIDTH, 5)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -91,9 +92,9 @@ def around_module(make: Callable[[], nn.Module]) -> Build:
     return lambda: Net(lambda: Block(make()))
 
 
-def of_block(block: Build) -> Build:
-    """A net of blocks that the test wrote itself."""
-    return lambda: Net(block)
+def of_blocks(*blocks: Build) -> Build:
+    """A net of blocks that the test wrote itself; of two, if it wrote one."""
+    return lambda: Net(*blocks)
 
 
 def rows() -> Tensor:

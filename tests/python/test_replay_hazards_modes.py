@@ -30,7 +30,7 @@ from replay_cases import (
     around,
     around_module,
     assert_same,
-    of_block,
+    of_blocks,
     rows,
     step,
 )
@@ -77,7 +77,7 @@ class TestAutocast:
         under = forward_under(
             lambda: torch.autocast(where.device, torch.bfloat16, cache_enabled=cache)
         )
-        build = of_block(lambda: Twice(lambda h: F.dropout(h, 0.2).softmax(1)))
+        build = of_blocks(lambda: Twice(lambda h: F.dropout(h, 0.2).softmax(1)))
         assert_same(build, where, steps=[under] * 3)
 
     @EVERYWHERE
@@ -482,7 +482,7 @@ class TestOthersBesideUs:
                 self.before.register_forward_hook(lambda m, args, out: out * 2)
                 self.after.register_forward_pre_hook(lambda m, args: args[0].sin())
 
-        assert_same(of_block(Hooked), where)
+        assert_same(of_blocks(Hooked), where)
 
 
 def _rounded(tensor: Tensor) -> Tensor:

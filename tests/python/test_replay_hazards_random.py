@@ -25,7 +25,7 @@ from replay_cases import (
     around,
     around_module,
     assert_same,
-    of_block,
+    of_blocks,
 )
 
 # Loaded before the first backward: autograd's engine counts devices there, once.
@@ -283,7 +283,7 @@ def test_attention_with_dropout(where: Where) -> None:
             out: Tensor = self.norm(x + mixed + fused[0] * weights.sum())
             return out
 
-    assert_same(of_block(Attention), where)
+    assert_same(of_blocks(Attention), where)
 
 
 @EVERYWHERE
@@ -324,7 +324,7 @@ def test_stochastic_depth(where: Where) -> None:
     class Root(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.net = Net(lambda: Block(lambda h: F.dropout(h, 0.3)), copies=4)
+            self.net = Net(*[lambda: Block(lambda h: F.dropout(h, 0.3))] * 4)
 
         def forward(self, x: Tensor) -> Tensor:
             h = self.net.stem(x)

@@ -26,7 +26,7 @@ from replay_cases import (
     assert_same,
     assert_same_error,
     first_difference,
-    of_block,
+    of_blocks,
     rows_with_grad,
     step,
     train,
@@ -353,17 +353,17 @@ class TestPolicies:
 
     @pytest.mark.parametrize("device", ["cpu", "sim"])
     @pytest.mark.parametrize(
-        "policies",
+        ("policies", "drops"),
         [
-            {"": "block"},
-            {"blocks.0": "block"},
-            {"blocks.1": "cheap"},
-            {"blocks.0": "cheap", "blocks.1": "block"},
-            {"stem": "keep", "blocks.*": "block", "head": "cheap"},
+            ({"": "block"}, False),
+            ({"blocks.0": "block", "blocks.2": "cheap"}, False),
+            ({"blocks.1": "cheap"}, True),
+            ({"blocks.[01]": "cheap", "blocks.[23]": "block"}, True),
+            ({"stem": "keep", "blocks.*": "block", "head": "cheap"}, True),
         ],
         ids=str,
     )
-    def test_mixed(self, policies: dict[str, str], device: str) -> None:
+    def test_mixed(self, policies: dict[str, str], drops: bool, device: str) -> None:
         class Crossing(nn.Module):
             """Changes what the layer before it made, in place."""
 
@@ -377,7 +377,11 @@ class TestPolicies:
                 out: Tensor = self.inner(noisy(wave)) + x.cos()
                 return out + 1
 
-        assert_same(of_block(Crossing), Where(policies, device))
+        def plain() -> nn.Module:
+            return Block(noisy)
+
+        build = of_blocks(Crossing, plain, Crossing, plain)
+        assert_same(build, Where(policies, device), drops=drops)
 
 
 class TestSharing:
@@ -424,7 +428,7 @@ class TestSharing:
                 out = super().forward(x).tanh()
                 return self(out, depth - 1) if depth else out
 
-        assert_same(of_block(lambda: Recursive(noisy)), where)
+        assert_same(of_blocks(lambda: Recursive(noisy)), where)
 
     @EVERYWHERE
     def test_adapters_on_a_frozen_base(self, where: Where) -> None:
@@ -523,7 +527,7 @@ def test_deep_chain_of_ops(length: int, where: Where) -> None:
             h = h * 0.9999
         return h.sin()
 
-    build = of_block(lambda: Block(hazard))
+    build = of_blocks(lambda: Block(hazard))
     assert_same(build, where, steps=[step])
 
 

@@ -22,13 +22,14 @@ from replay_cases import (
     ON_SIM,
     ROWS,
     WIDTH,
+    Block,
     Hazard,
     Net,
     Where,
     around,
     around_module,
     assert_same,
-    of_block,
+    of_blocks,
     step,
 )
 
@@ -209,10 +210,11 @@ class TestWrites:
             def forward(self, x: Tensor) -> Tensor:
                 early = (x * 2).sin()
                 x.mul_(0.5)
-                wide = self.inner(early) + 1
+                wide = self.inner(F.silu(early * 3)) + 1
                 return wide[:, ::2]
 
-        assert_same(of_block(Viewing), where)
+        build = of_blocks(Viewing, lambda: Block(torch.exp), Viewing)
+        assert_same(build, where)
 
 
 class TestCompiledCode:

@@ -24,7 +24,7 @@ from replay_cases import (
     assert_same,
     assert_same_error,
     assert_same_or_refused,
-    of_block,
+    of_blocks,
     step,
 )
 
@@ -188,7 +188,7 @@ class TestEagerRaises:
             for buffer in model.buffers():
                 buffer.add_(1)
 
-        build = of_block(lambda: Block(Scaled()))
+        build = of_blocks(lambda: Block(Scaled()))
         assert_same_error(build, where, change_between(change))
 
 
@@ -294,7 +294,7 @@ class TestEagerDoesNotMind:
                     self.scale.mul_(0.9).add_(h.abs().mean(0), alpha=0.1)
                 return out + self.scale.clone()
 
-        assert_same(of_block(lambda: Block(Counting())), where)
+        assert_same(of_blocks(lambda: Block(Counting())), where)
 
     @EVERYWHERE
     def test_a_parameter_is_rescaled_in_forward(self, where: Where) -> None:
@@ -313,7 +313,7 @@ class TestEagerDoesNotMind:
                     self.weight.mul_(1.01)
                 return h * wave.detach() + self.weight
 
-        assert_same(of_block(lambda: Block(Constrained())), where)
+        assert_same(of_blocks(lambda: Block(Constrained())), where)
 
     @EVERYWHERE
     def test_gradients_are_written_into_shown_tensors(self, where: Where) -> None:
@@ -352,7 +352,7 @@ class TestParameterOnlyTheReplayNeeds:
                 if isinstance(module, OnlyReplayNeeds):
                     module.weight.add_(1)
 
-        build = of_block(lambda: Block(OnlyReplayNeeds()))
+        build = of_blocks(lambda: Block(OnlyReplayNeeds()))
         assert_same_or_refused(build, where, change_between(change))
 
     @EVERYWHERE
@@ -373,7 +373,7 @@ class TestParameterOnlyTheReplayNeeds:
             for buffer in model.buffers():
                 buffer.add_(1)
 
-        build = of_block(lambda: Block(Scaled()))
+        build = of_blocks(lambda: Block(Scaled()))
         assert_same_or_refused(build, where, change_between(change))
 
     @EVERYWHERE
@@ -405,7 +405,7 @@ class TestParameterOnlyTheReplayNeeds:
                 for hook in hooks:
                     hook.remove()
 
-        build = of_block(lambda: Block(Detached()))
+        build = of_blocks(lambda: Block(Detached()))
         assert_same_or_refused(build, where, fused)
 
     @EVERYWHERE
@@ -417,5 +417,5 @@ class TestParameterOnlyTheReplayNeeds:
                 if isinstance(module, OnlyReplayNeeds):
                     module.weight.data = module.weight.data + 1
 
-        build = of_block(lambda: Block(OnlyReplayNeeds()))
+        build = of_blocks(lambda: Block(OnlyReplayNeeds()))
         assert_same(build, where, steps=[step, change_between(change), step])

@@ -53,13 +53,15 @@ CHOSEN = [
 SAMPLE = sorted({*CHOSEN, *TESTED[::14]})
 
 
-def check(name: str, limit: int | None, second_order: bool = False) -> int:
+def check(
+    name: str, limit: int | None, second_order: bool = False, device: str = "cpu"
+) -> int:
     """Compare samples of the operator; how many saves replay dropped."""
     op = OPERATORS[name]
     dropped = compared = 0
     for variant in functions(op):
         for sample in samples(op, variant, limit):
-            comparison = compare(op, sample, variant, second_order)
+            comparison = compare(op, sample, variant, second_order, device)
             assert comparison.found in (None, REFUSED), f"{name}{variant}: {sample}"
             compared += comparison.found is None
             dropped += comparison.saves_dropped
@@ -67,23 +69,28 @@ def check(name: str, limit: int | None, second_order: bool = False) -> int:
     return dropped
 
 
+@pytest.mark.parametrize("device", ["cpu", "sim"])
 @pytest.mark.parametrize("name", SAMPLE)
-def test_first_samples(name: str) -> None:
-    check(name, limit=3)
+def test_first_samples(name: str, device: str) -> None:
+    check(name, limit=3, device=device)
 
 
 def test_operators_are_really_replayed() -> None:
     """Saves are dropped wherever there is something to save."""
     dropped = {name: check(name, limit=1) for name in CHOSEN}
-    nothing = {name for name, count in dropped.items() if count == 0}
-    # Without gradient; the layer's own sine saves what cannot be replayed.
-    assert nothing <= {"bernoulli", "normal.in_place"}
+    assert {name for name, count in dropped.items() if count == 0} == set()
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", TESTED)
 def test_all_samples(name: str) -> None:
     check(name, limit=None)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", TESTED)
+def test_all_samples_on_sim(name: str) -> None:
+    check(name, limit=None, device="sim")
 
 
 @pytest.mark.full

@@ -30,7 +30,7 @@ class Claims final {
     const auto [begin, end] = find(tensor);
     for (auto it = begin; it != end; ++it) {
       if (const auto of = it->second.tape.lock()) {
-        of->before_write(it->second.state);
+        of->before_write(it->second.state, tensor);
       }
     }
     claims_.erase(begin, end);

@@ -1,9 +1,11 @@
 #include "memscale/runtime/tape.h"
 
 #include <ATen/Context.h>
+#include <c10/core/DefaultDtype.h>
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
+#include <cstring>
 
 #include "memscale/runtime/op_info.h"
 #include "memscale/runtime/save.h"
@@ -39,6 +41,13 @@ bool is_notable(const char* why) {
 
 const c10::StorageImpl* storage_of(const at::Tensor& tensor) {
   return tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
+}
+
+bool is_same_counter(const c10::VariableVersion& a,
+                     const c10::VariableVersion& b) {
+  // Each is a pointer to the counter, and has no other way to compare.
+  static_assert(sizeof(a) == sizeof(void*));
+  return std::memcmp(&a, &b, sizeof(a)) == 0;
 }
 
 bool is_training(const OpInfo& info, c10::ArrayRef<const c10::IValue> inputs) {
@@ -130,6 +139,7 @@ void Tape::begin_op(const OpInfo& info,
   if (running.why == nullptr && !info.is_view) {
     running.node.arguments.resize(inputs.size());
     running.node.grad_mode = c10::GradMode::is_enabled();
+    running.node.default_type = c10::get_default_dtype();
   }
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     Access access = Access::Read;
@@ -201,7 +211,7 @@ void Tape::add_tensor(const at::Tensor& tensor, std::size_t argument,
   }
   if (access != Access::Read && !is_written_now(storage)) {
     const StateId old = find_state(tensor);
-    copy_out(states_[old]);
+    copy_out(states_[old], tensor);
     // From here on nobody may count on the old bytes: the op's own saves come
     // while it runs.
     if (!states_[old].ours) {
@@ -477,6 +487,7 @@ void Tape::settle(const std::shared_ptr<Save>& save, StateId id) {
   }
   if (why == nullptr) {
     claim(id);
+    ++state.num_saves;
     save->drop(shared_from_this(), id);
     ++stats_->saves_dropped;
     if (!state.counted) stats_->bytes_dropped += state.bytes;
@@ -509,6 +520,7 @@ void Tape::decide_again() {
       continue;
     }
     claim(id);
+    ++state.num_saves;
     save->drop(shared_from_this(), id);
     ++stats_->saves_dropped;
     --stats_->saves_kept;
@@ -541,7 +553,14 @@ std::vector<Tape::Claim> Tape::close() {
   return claims;
 }
 
-void Tape::copy_out(State& state) {
+void Tape::copy_out(State& state, const at::Tensor& written) {
+  // Written through .data: the version that saves are checked by stays, and they
+  // see the new bytes.
+  if (state.num_saves > 0 &&
+      !is_same_counter(state.counter,
+                       written.unsafeGetTensorImpl()->version_counter())) {
+    state.changed = own_storage(written);
+  }
   state.original = WeakStoragePtr(StoragePtr());
   if (state.readers == 0 || !state.held || state.ours) return;
   try {
@@ -554,9 +573,9 @@ void Tape::copy_out(State& state) {
   }
 }
 
-void Tape::before_write(StateId state) {
+void Tape::before_write(StateId state, const at::Tensor& written) {
   const Locked lock(*this);
-  copy_out(states_[state]);
+  copy_out(states_[state], written);
 }
 
 bool Tape::is_exposed(StateId id) {

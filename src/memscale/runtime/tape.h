@@ -101,7 +101,7 @@ class Tape final : public std::enable_shared_from_this<Tape> {
 
   // ---- between tapes: their storages may be the same ----
   // The original bytes of this state are about to change.
-  void before_write(StateId state);
+  void before_write(StateId state, const at::Tensor& written);
   // Whether they may change with nobody else minding: they are held, autograd
   // did not save them, and somebody outside has them.
   bool is_exposed(StateId state);
@@ -127,6 +127,9 @@ class Tape final : public std::enable_shared_from_this<Tape> {
     WeakStoragePtr original{StoragePtr()};
     c10::VariableVersion counter;
     std::uint32_t version = 0;
+    std::uint32_t num_saves = 0;  // among the readers
+    // Bytes that a write without a new version changed: eager's saves see it.
+    StoragePtr changed;
     const OpInfo* op = nullptr;  // that made it, if that is known
     const char* why = nullptr;   // it is held; nullptr: it is replayed
     std::uint32_t section = 0;   // in which it was made
@@ -169,6 +172,7 @@ class Tape final : public std::enable_shared_from_this<Tape> {
     // What it made, in fewer bits; then it is not called again. Host memory.
     StoragePtr packed;
     std::uint32_t num_needed = 0;
+    caffe2::TypeMeta default_type;  // some results' dtypes depend on it
     bool grad_mode = false;
     bool done = false;
     std::uint32_t search = 0;  // the last one that came by
@@ -212,7 +216,7 @@ class Tape final : public std::enable_shared_from_this<Tape> {
   void hold_at_border(State& state, const at::Tensor& tensor);
   void follow_keep_set(const OpInfo& info);
   void settle(const std::shared_ptr<Save>& save, StateId state);
-  void copy_out(State& state);
+  void copy_out(State& state, const at::Tensor& written);
   // In fewer bits, to the bit: tape_packed.cpp.
   void keep_packed(Node& node);
   void pack_draws(Node& node);

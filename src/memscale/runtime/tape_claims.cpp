@@ -82,6 +82,7 @@ void Tape::unclaim_all(std::vector<StateId> path) {
     State& state = states_[path.back()];
     path.pop_back();
     if (--state.readers > 0) continue;
+    state.changed.reset();
     // While the tape is open, kept bytes wait for readers to come.
     if (!open_ || state.ours) state.held.reset();
     if (!std::exchange(state.by_maker, false)) continue;
@@ -124,6 +125,7 @@ void Tape::drain() noexcept {
       released.swap(queue_);
       num_queued_ -= released.size();
     }
+    for (const StateId state : released) --states_[state].num_saves;
     unclaim_all(std::move(released));
     owner_ = std::thread::id();
     mutex_.unlock();

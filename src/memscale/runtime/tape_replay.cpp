@@ -4,6 +4,7 @@
 #include <ATen/Context.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/core/DefaultDtype.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
@@ -47,10 +48,30 @@ class RecordedState final {
   at::Tensor before_;
 };
 
+// Torch's default dtype is of the process: it is touched only if it has changed
+// since forward.
+class DefaultType final {
+ public:
+  explicit DefaultType(caffe2::TypeMeta type)
+      : before_(c10::get_default_dtype()), changes_(type != before_) {
+    if (changes_) c10::set_default_dtype(type);
+  }
+  ~DefaultType() {
+    if (changes_) c10::set_default_dtype(before_);
+  }
+  DefaultType(const DefaultType&) = delete;
+  DefaultType& operator=(const DefaultType&) = delete;
+
+ private:
+  const caffe2::TypeMeta before_;
+  const bool changes_;
+};
+
 }  // namespace
 
 StoragePtr Tape::materialise(StateId state) {
   const Locked lock(*this);
+  if (states_[state].changed) return states_[state].changed;
   if (at_once_ && !states_[state].held) run_all();
   ensure(state);
   return states_[state].held;
@@ -200,6 +221,7 @@ void Tape::run(Node& node) {
   const c10::impl::ExcludeDispatchKeyGuard without_autocast(
       c10::autocast_dispatch_keyset);
   const c10::AutoGradMode grad_mode(node.grad_mode);
+  const DefaultType default_type(node.default_type);
   std::vector<StoragePtr> targets = make_targets(node);
   std::vector<c10::IValue> stack = make_stack(node, targets);
   std::optional<RecordedState> state;
