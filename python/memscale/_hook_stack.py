@@ -40,16 +40,18 @@ def push(hooks: tuple[Any, Any]) -> None:
     _ours.hooks = hooks
 
 
-def pop() -> None:
-    _autograd._pop_saved_tensors_default_hooks()
+def pop(hooks: tuple[Any, Any]) -> None:
+    """Take ours off, if they are on top: others' are not touched."""
+    found = top()
+    if found is not None and found[0] is hooks[0]:
+        _autograd._pop_saved_tensors_default_hooks()
     _ours.hooks = None
 
 
 @contextmanager
 def _disable_after_ours(error_message: str) -> Iterator[None]:
     hooks, found = getattr(_ours, "hooks", None), top()
-    # Bound methods are made anew each time: equal, not the same.
-    is_ours = hooks is not None and found is not None and found[0] == hooks[0]
+    is_ours = hooks is not None and found is not None and found[0] is hooks[0]
     if is_ours:
         _autograd._pop_saved_tensors_default_hooks()
     try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import warnings
 from typing import Any
@@ -13,8 +12,6 @@ from memscale import replay, verify
 from memscale.config import Config, OptimizationMode
 
 __all__ = ["detach", "wrap"]
-
-_log = logging.getLogger("memscale")
 
 # Where a wrapped model keeps what was attached to it.
 EXECUTOR = "_memscale_executor"
@@ -47,7 +44,9 @@ def wrap(
     object.__setattr__(target, EXECUTOR, executor)
     try:
         if config.verify_correctness:
-            verify.verify_at_wrap(target, executor, sample_input, config)
+            check = verify.verify_at_wrap(target, executor, sample_input, config)
+            if isinstance(check, verify.FirstBatchCheck):
+                executor.on_detach(check.cancel)
     except BaseException:
         detach(target)
         raise

@@ -21,7 +21,8 @@ from __future__ import annotations
 import dataclasses
 import fnmatch
 import threading
-from collections.abc import Iterator, Mapping
+import weakref
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -77,7 +78,6 @@ class Replay:
     ) -> None:
         layers = find_layers(model).modules
         names = list(layers)
-        self._model = model
         self._engine = _C.Replay(
             _device_of(model),
             [_rules(policies[name], min_bytes) for name in names],
@@ -86,8 +86,11 @@ class Replay:
         self._paused = 0
         self._of_thread = threading.local()
         self._handles: list[Any] = []
+        self._on_detach: list[Callable[[], object]] = []
         if any(policies[name] != "keep" for name in names):
             _hook_stack.step_aside()
+            # Also when the model is dropped without detaching.
+            self._come_back = weakref.finalize(self, _hook_stack.stop_stepping_aside)
             for index, name in enumerate(names):
                 self._watch(layers[name], index)
 
@@ -97,7 +100,12 @@ class Replay:
         self._handles.append(module.register_forward_hook(after, always_call=True))
 
     def _before(self, index: int) -> None:
-        self._calls().append((index, self._enter()))
+        calls = self._calls()
+        if calls and calls[0] == (index, True):
+            # The last call was interrupted: torch runs no hooks on Ctrl-C.
+            calls.clear()
+            self._leave(None)
+        calls.append((index, self._enter()))
         if index > 0:
             self._engine.enter_layer(index)
 
@@ -128,7 +136,7 @@ class Replay:
         return True
 
     def _leave(self, output: Any) -> None:
-        _hook_stack.pop()
+        _hook_stack.pop(self._hooks)
         self._engine.leave(_tensors_in(output))
 
     @contextmanager
@@ -152,14 +160,21 @@ class Replay:
     def reset_stats(self) -> None:
         self._engine.reset_stats()
 
+    def on_detach(self, work: Callable[[], object]) -> None:
+        """Have ``work`` done when this is detached."""
+        self._on_detach.append(work)
+
     def detach(self) -> None:
         """Remove the hooks. Graphs that exist still can go backward."""
+        for work in self._on_detach:
+            work()
+        self._on_detach.clear()
         if not self._handles:
             return
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
-        _hook_stack.stop_stepping_aside()
+        self._come_back()
 
 
 class _Hook:
@@ -174,6 +189,10 @@ class _Hook:
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (None, self._index)
 
+    @property
+    def is_on(self) -> bool:
+        return self._replay is not None
+
 
 class _Before(_Hook):
     def __call__(self, _module: nn.Module, _args: Any) -> None:
@@ -185,6 +204,11 @@ class _After(_Hook):
     def __call__(self, _module: nn.Module, _args: Any, output: Any) -> None:
         if self._replay is not None:
             self._replay._after(self._index, output)
+
+
+def _hooks_in(model: nn.Module) -> Iterator[Any]:
+    for module in model.modules():
+        yield from module._forward_pre_hooks.values()
 
 
 def _tensors_in(output: Any) -> list[torch.Tensor]:
@@ -214,6 +238,8 @@ def attach(
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be an nn.Module, got {type(model).__name__}")
+    if any(isinstance(h, _Before) and h.is_on for h in _hooks_in(model)):
+        raise PlanError("the model, or a part of it, is attached already: detach it")
     if isinstance(min_bytes, bool) or not isinstance(min_bytes, int) or min_bytes < 0:
         raise PlanError(f"min_bytes must be an int >= 0, got {min_bytes!r}")
     return Replay(model, _by_layer(model, policy), min_bytes)
@@ -245,7 +271,9 @@ def _by_layer(
 
 def _check(policy: object) -> None:
     if not isinstance(policy, KeepSet) and policy not in _POLICIES:
-        raise PlanError(f"policy must be one of {_POLICIES} or a KeepSet, got {policy!r}")
+        raise PlanError(
+            f"policy must be one of {_POLICIES} or a KeepSet, got {policy!r}"
+        )
 
 
 def _rules(policy: Policy, min_bytes: int) -> TapeRules:

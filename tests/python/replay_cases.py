@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
 import pytest
@@ -24,6 +25,7 @@ Hazard = Callable[[Tensor], Tensor]
 Build = Callable[[], nn.Module]
 Batch = Callable[[], Tensor]
 Step = Callable[[nn.Module, Tensor], Tensor]
+Context = Callable[[], AbstractContextManager[object]]
 
 
 @dataclass(frozen=True)
@@ -110,6 +112,41 @@ def step(model: nn.Module, x: Tensor) -> Tensor:
     loss: Tensor = model(x)
     loss.backward()
     return loss
+
+
+def change_between(change: Callable[[nn.Module, Tensor], object]) -> Step:
+    """A step in which something is changed between forward and backward."""
+
+    def changed_step(model: nn.Module, x: Tensor) -> Tensor:
+        loss: Tensor = model(x)
+        with torch.no_grad():
+            change(model, x)
+        loss.backward()
+        return loss
+
+    return changed_step
+
+
+def forward_under(context: Context) -> Step:
+    """A step whose forward alone runs under ``context``."""
+
+    def under(model: nn.Module, x: Tensor) -> Tensor:
+        with context():
+            loss: Tensor = model(x)
+        loss.backward()
+        return loss
+
+    return under
+
+
+def step_under(context: Context) -> Step:
+    """A step that runs under ``context``, backward and all."""
+
+    def under(model: nn.Module, x: Tensor) -> Tensor:
+        with context():
+            return step(model, x)
+
+    return under
 
 
 @dataclass

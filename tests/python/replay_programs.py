@@ -8,7 +8,7 @@ programs are wrong, and eager says so; then so must we.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -79,7 +79,7 @@ WRITES: dict[str, Callable[[Tensor, Tensor, float], object]] = {
     "masked": lambda a, b, c: a.masked_fill_(a.detach() > 0, c),
     "dropout": lambda a, b, c: F.dropout(a, 0.3, inplace=True),
     "silu": lambda a, b, c: F.silu(a, inplace=True),
-    "indexed": lambda a, b, c: a.index_fill_(0, torch.tensor([0, 1], device=a.device), c),
+    "indexed": lambda a, b, c: a.index_fill_(0, a.new_tensor([0, 1]).long(), c),
     "assigned": lambda a, b, c: a.__setitem__(slice(0, 1), c),
 }
 
@@ -204,20 +204,16 @@ class Program(nn.Module):
 def program_step(seed: int) -> Step:
     """A step after whose forward some of the pool may be changed by the caller."""
     rng = random.Random(seed)
-    changed = rng.random() < 0.3
+    changed, which = rng.random() < 0.3, rng.randrange(6)
 
     def run(model: nn.Module, x: Tensor) -> Tensor:
         assert isinstance(model, Program)
         loss: Tensor = model(x)
         if changed:
             with torch.no_grad():
-                model.pool.pick_to_write(rng.randrange(6)).mul_(2)
+                model.pool.pick_to_write(which).mul_(2)
         del model.pool
         loss.backward()
         return loss
 
     return run
-
-
-def seeds(first: int, count: int) -> Iterator[int]:
-    yield from range(first, first + count)

@@ -72,7 +72,7 @@ class TestSomethingIsDropped:
 
     @ON_SIM
     def test_the_device_holds_fewer_bytes_after_forward(self, where: Where) -> None:
-        def held(policy: str) -> int:
+        def held(policy: str | dict[str, str]) -> int:
             model = around(lambda h: h.exp().sqrt().sigmoid())().to("sim")
             x = torch.randn(4096, WIDTH).to("sim")
             before = torch.accelerator.memory_allocated()
@@ -359,12 +359,13 @@ def test_set_and_resize(where: Where) -> None:
 
     def hazard(h: Tensor) -> Tensor:
         with torch.no_grad():
-            other = torch.empty(0, device=h.device).set_(h * 2)
+            other = torch.empty(0, device=h.device)
+            other.set_((h * 2).untyped_storage(), 0, h.shape, h.stride())
             grown = torch.ones(2, device=h.device).resize_(h.shape).copy_(h)
             other.mul_(grown)
         out = h * (other + 1) * (grown + 1)
         with torch.no_grad():
-            other.set_(torch.zeros(3, device=h.device))
+            other.set_(torch.zeros(3, device=h.device).untyped_storage())
         return out
 
     assert_same(around(hazard), where)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import threading
 from collections.abc import Callable
 
 import pytest
@@ -15,21 +13,16 @@ from memscale import replay
 from replay_cases import (
     EVERYWHERE,
     ON_CPU,
-    ON_SIM,
     ROWS,
     WIDTH,
     Block,
     Net,
-    Run,
     Where,
     around,
     assert_same,
     assert_same_error,
-    first_difference,
-    of_blocks,
     rows_with_grad,
     step,
-    train,
 )
 
 # Loaded before the first backward: autograd's engine counts devices there, once.
@@ -283,6 +276,22 @@ def test_interrupt_in_forward(where: Where) -> None:
 
 
 @EVERYWHERE
+def test_another_model_after_an_interrupt(where: Where) -> None:
+    """The interrupted one is never called again: a new one takes its place."""
+
+    def interrupt(h: Tensor) -> Tensor:
+        raise Interrupt
+
+    model = around(interrupt)().to(where.device)
+    handle = replay.attach(model, where.policy, min_bytes=0)
+    with pytest.raises(Interrupt):
+        model(torch.randn(ROWS, WIDTH).to(where.device))
+    assert_same(NOISY, where)
+    handle.detach()
+    assert_same(NOISY, where)
+
+
+@EVERYWHERE
 def test_exception_handled_by_the_model(where: Where) -> None:
     """The layer failed half way; the root goes on without it."""
 
@@ -346,295 +355,3 @@ def test_optimizer_in_backward(where: Where) -> None:
                 hook.remove()
 
     assert_same(NOISY, where, steps=[fused] * 3)
-
-
-class TestPolicies:
-    """Layers of different policies, with lineages across their borders."""
-
-    @pytest.mark.parametrize("device", ["cpu", "sim"])
-    @pytest.mark.parametrize(
-        ("policies", "drops"),
-        [
-            ({"": "block"}, False),
-            ({"blocks.0": "block", "blocks.2": "cheap"}, False),
-            ({"blocks.1": "cheap"}, True),
-            ({"blocks.[01]": "cheap", "blocks.[23]": "block"}, True),
-            ({"stem": "keep", "blocks.*": "block", "head": "cheap"}, True),
-        ],
-        ids=str,
-    )
-    def test_mixed(self, policies: dict[str, str], drops: bool, device: str) -> None:
-        class Crossing(nn.Module):
-            """Changes what the layer before it made, in place."""
-
-            def __init__(self) -> None:
-                super().__init__()
-                self.inner = nn.Linear(WIDTH, WIDTH)
-
-            def forward(self, x: Tensor) -> Tensor:
-                wave = (x * 2).sin()
-                x.mul_(0.5)
-                out: Tensor = self.inner(noisy(wave)) + x.cos()
-                return out + 1
-
-        def plain() -> nn.Module:
-            return Block(noisy)
-
-        build = of_blocks(Crossing, plain, Crossing, plain)
-        assert_same(build, Where(policies, device), drops=drops)
-
-
-class TestSharing:
-    @EVERYWHERE
-    def test_tied_weights(self, where: Where) -> None:
-        class Tied(nn.Module):
-            def __init__(self) -> None:
-                super().__init__()
-                self.embedding = nn.Embedding(16, WIDTH)
-                self.blocks = nn.ModuleList(Block(noisy) for _ in range(2))
-                self.head = nn.Linear(WIDTH, 16, bias=False)
-                self.head.weight = self.embedding.weight
-
-            def forward(self, x: Tensor) -> Tensor:
-                tokens = (x.abs() * 5).long().clamp(max=15)
-                h = self.embedding(tokens).mean(1)
-                for block in self.blocks:
-                    h = block(h)
-                return F.cross_entropy(self.head(h), tokens[:, 0])
-
-        assert_same(Tied, where)
-
-    @EVERYWHERE
-    def test_one_layer_called_twice(self, where: Where) -> None:
-        class Shared(nn.Module):
-            def __init__(self) -> None:
-                super().__init__()
-                block = Block(noisy)
-                self.blocks = nn.ModuleList([block, Block(noisy), block])
-
-            def forward(self, x: Tensor) -> Tensor:
-                h = self.blocks[0](x)
-                for block in self.blocks:
-                    h = block(h.tanh())
-                result: Tensor = h.square().mean()
-                return result
-
-        assert_same(Shared, where)
-
-    @EVERYWHERE
-    def test_a_layer_that_calls_itself(self, where: Where) -> None:
-        class Recursive(Block):
-            def forward(self, x: Tensor, depth: int = 3) -> Tensor:
-                out = super().forward(x).tanh()
-                return self(out, depth - 1) if depth else out
-
-        assert_same(of_blocks(lambda: Recursive(noisy)), where)
-
-    @EVERYWHERE
-    def test_adapters_on_a_frozen_base(self, where: Where) -> None:
-        """No input of the first block has a gradient; frozen weights have none."""
-
-        class Adapted(nn.Module):
-            def __init__(self) -> None:
-                super().__init__()
-                self.base = nn.Linear(WIDTH, WIDTH).requires_grad_(False)
-                self.down = nn.Linear(WIDTH, 2, bias=False)
-                self.up = nn.Linear(2, WIDTH, bias=False)
-
-            def forward(self, x: Tensor) -> Tensor:
-                low = self.down(F.dropout(x.sin(), 0.2))
-                out: Tensor = self.base(x).tanh() + self.up(low) * 0.5
-                return out
-
-        def build() -> nn.Module:
-            net = Net(Adapted)
-            for module in (net.stem, net.head):
-                module.requires_grad_(False)
-            return net
-
-        assert_same(build, where)
-
-    @EVERYWHERE
-    def test_a_frozen_teacher(self, where: Where) -> None:
-        """A model inside the model, without gradient, of the same layers."""
-
-        class Distilled(nn.Module):
-            def __init__(self) -> None:
-                super().__init__()
-                self.teacher = NOISY().requires_grad_(False)
-                self.student = NOISY()
-
-            def forward(self, x: Tensor) -> Tensor:
-                target = self.teacher(x)
-                result: Tensor = (self.student(x) - target).square() * target.exp()
-                return result
-
-        assert_same(Distilled, where)
-
-    @ON_CPU
-    def test_two_attached_models_in_one_step(self, where: Where) -> None:
-        """Generator and critic: a graph through both."""
-
-        def run(attached: bool) -> list[Tensor]:
-            torch.manual_seed(0)
-            first, second = Block(noisy), NOISY()
-            handles = [
-                replay.attach(m, where.policy, min_bytes=0)
-                for m in (first, second)
-                if attached
-            ]
-            x = torch.randn(ROWS, WIDTH)
-            run_backward(second(first(x)) + second(x))
-            for handle in handles:
-                assert handle.stats().saves_dropped > 0
-                handle.detach()
-            both = [*first.parameters(), *second.parameters()]
-            return [p.grad for p in both if p.grad is not None]
-
-        plain, ours = run(False), run(True)
-        assert len(plain) == len(ours) == 16
-        assert all(torch.equal(a, b) for a, b in zip(plain, ours, strict=True))
-
-    @ON_CPU
-    def test_an_attached_model_inside_another(self, where: Where) -> None:
-        """The inner one has a handle of its own."""
-
-        class Outer(nn.Module):
-            def __init__(self, attached: bool) -> None:
-                super().__init__()
-                self.net = NOISY()
-                self.extra = nn.Linear(WIDTH, WIDTH)
-                if attached:
-                    self.handle = replay.attach(self.net, where.policy, min_bytes=0)
-
-            def forward(self, x: Tensor) -> Tensor:
-                result: Tensor = self.net(self.extra(x.sin()).tanh())
-                return result
-
-        plain = train(lambda: Outer(False), where, attached=False)
-        ours = train(lambda: Outer(True), where, attached=True)
-        assert plain.errors == [None] * 3
-        assert first_difference(plain, ours) is None
-
-
-@ON_CPU
-@pytest.mark.parametrize("length", [20_000])
-def test_deep_chain_of_ops(length: int, where: Where) -> None:
-    """Lineage is a chain here; to follow it by recursion would end the process."""
-
-    def hazard(h: Tensor) -> Tensor:
-        for _ in range(length):
-            h = h * 0.9999
-        return h.sin()
-
-    build = of_blocks(lambda: Block(hazard))
-    assert_same(build, where, steps=[step])
-
-
-@ON_CPU
-def test_deep_chain_of_saves(where: Where) -> None:
-    """Every op of it saves: none may cost all the ones before it."""
-
-    def hazard(h: Tensor) -> Tensor:
-        for _ in range(2_000):
-            h = h.sin() + 0.1
-        return h
-
-    assert_same(around(hazard), where, steps=[step])
-
-
-@ON_CPU
-def test_deep_chain_in_place(where: Where) -> None:
-    def hazard(h: Tensor) -> Tensor:
-        for _ in range(2_000):
-            h = h.mul_(0.999)
-        return h.sin()
-
-    assert_same(around(hazard), where, steps=[step])
-
-
-class TestThreads:
-    @EVERYWHERE
-    def test_two_models_at_once(self, where: Where) -> None:
-        """Their random states are one stream: so no dropout here."""
-
-        def build() -> nn.Module:
-            return Net(lambda: Block(lambda h: (h * 2).sin().mul_(2).exp()))
-
-        torch.manual_seed(0)
-        models = [build().to(where.device) for _ in range(2)]
-        batches = [torch.randn(ROWS, WIDTH).to(where.device) for _ in models]
-        plain = [gradients_after(m, x) for m, x in zip(models, batches, strict=True)]
-        handles = [replay.attach(m, where.policy, min_bytes=0) for m in models]
-        found: list[list[Tensor]] = [[], []]
-        start = threading.Barrier(2)
-
-        def work(i: int) -> None:
-            start.wait()
-            for _ in range(20):
-                found[i] = gradients_after(models[i], batches[i])
-
-        threads = [threading.Thread(target=work, args=(i,)) for i in range(2)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        for handle in handles:
-            assert handle.stats().ops_replayed > 0
-            handle.detach()
-        for a, b in zip(plain, found, strict=True):
-            assert len(a) == len(b)
-            assert all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
-
-    @EVERYWHERE
-    def test_backward_in_another_thread(self, where: Where) -> None:
-        def elsewhere(model: nn.Module, x: Tensor) -> Tensor:
-            loss: Tensor = model(x)
-            thread = threading.Thread(target=loss.backward)
-            thread.start()
-            thread.join()
-            return loss
-
-        assert_same(NOISY, where, steps=[elsewhere] * 3)
-
-
-def gradients_after(model: nn.Module, x: Tensor) -> list[Tensor]:
-    model.zero_grad()
-    step(model, x)
-    return [p.grad.clone() for p in model.parameters() if p.grad is not None]
-
-
-class TestNothingIsLeft:
-    @ON_SIM
-    def test_graph_thrown_away(self, where: Where) -> None:
-        """Forwards without backward: all bytes come back."""
-        model = NOISY().to("sim")
-        x = torch.randn(ROWS, WIDTH).to("sim")
-        before = torch.accelerator.memory_allocated()
-        handle = replay.attach(model, where.policy, min_bytes=0)
-        for _ in range(3):
-            loss = model(x)
-            del loss
-            gc.collect()
-            assert torch.accelerator.memory_allocated() == before
-        handle.detach()
-
-    @ON_SIM
-    def test_after_detach(self, where: Where) -> None:
-        """A graph made while attached is walked after the handle is gone."""
-        runs = []
-        for attached in (False, True):
-            torch.manual_seed(0)
-            model = NOISY().to("sim")
-            x = torch.randn(ROWS, WIDTH).to("sim")
-            handle = None
-            if attached:
-                handle = replay.attach(model, where.policy, min_bytes=0)
-            loss = model(x)
-            if handle is not None:
-                handle.detach()
-            loss.backward()
-            gradients = {n: p.grad for n, p in model.named_parameters()}
-            runs.append(Run([gradients], [None]))
-        difference = first_difference(*runs)
-        assert difference is None, difference

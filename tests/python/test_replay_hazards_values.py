@@ -140,15 +140,15 @@ def test_channels_last_convolution(where: Where) -> None:
     class Images(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.conv = nn.Conv2d(2, 4, 3, padding=1).to(
-                memory_format=torch.channels_last
-            )
+            self.conv = nn.Conv2d(2, 4, 3, padding=1)
+            weight = self.conv.weight.data
+            self.conv.weight.data = weight.contiguous(memory_format=torch.channels_last)
             self.pool = nn.MaxPool2d(2, return_indices=True)
 
         def forward(self, h: Tensor) -> Tensor:
             images = h.view(1, 2, 6, 4).contiguous(memory_format=torch.channels_last)
             out, indices = self.pool((self.conv(images) * 2).sin())
-            restored = F.max_unpool2d(out.cos(), indices, 2)
+            restored = F.max_unpool2d(out.cos(), indices, [2, 2])
             return restored.reshape(2, ROWS, WIDTH).sum(0)
 
     assert_same(around_module(Images), where)
@@ -241,9 +241,9 @@ SEVERAL: dict[str, Callable[[Tensor], Tensor]] = {
         h * torch.stack(torch.var_mean(h * 2, 1)).sin().sum()
     ),
     "kth_value": lambda h: h * (h * 2).kthvalue(2, 1, keepdim=True).values.sin(),
-    "meshgrid": lambda h: sum(  # type: ignore[arg-type, return-value]
-        torch.meshgrid(h[:, 0] * 2, h[0] * 2, indexing="ij")
-    ).sin(),
+    "meshgrid": lambda h: (
+        torch.stack(torch.meshgrid(h[:, 0] * 2, h[0] * 2, indexing="ij")).sum(0).sin()
+    ),
     "adaptive_pool": lambda h: h * F.adaptive_max_pool1d(h * 2, 1).sin(),
     "einsum": lambda h: torch.einsum("ij,kj,kl->il", h, h * 2, h).tanh(),
     "optional_indices": lambda h: (h * 2)[:, [1, 0, 3, 2, 5, 4, 7, 6]].sin(),
@@ -284,7 +284,9 @@ CONSTANTS: dict[str, Callable[[], Tensor]] = {
     "of_numpy": lambda: torch.from_numpy(np.linspace(0, 1, WIDTH, dtype=np.float32)),
     "of_a_buffer": lambda: torch.frombuffer(bytearray(4 * WIDTH), dtype=torch.float32),
     "of_numpy_scalar": lambda: torch.as_tensor(np.float32(0.3)),
-    "by_dlpack": lambda: torch.from_dlpack(np.ones(WIDTH, dtype=np.float32)),
+    "by_dlpack": lambda: torch.utils.dlpack.from_dlpack(
+        np.ones(WIDTH, dtype=np.float32)
+    ),
 }
 
 
@@ -306,7 +308,7 @@ class Tagged(torch.Tensor):
 class Scaled(torch.Tensor):
     """Holds a tensor and a factor; no storage of its own."""
 
-    inner: Tensor
+    held: Tensor
 
     @staticmethod
     def __new__(cls, inner: Tensor) -> Scaled:
@@ -315,13 +317,13 @@ class Scaled(torch.Tensor):
         )
 
     def __init__(self, inner: Tensor) -> None:
-        self.inner = inner
+        self.held = inner
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        plain = [a.inner * 2 if isinstance(a, Scaled) else a for a in args]
+        plain = [a.held * 2 if isinstance(a, Scaled) else a for a in args]
         out = func(*plain, **(kwargs or {}))
         return Scaled(out * 0.5) if func is torch.ops.aten.detach.default else out
 

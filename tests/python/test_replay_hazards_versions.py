@@ -18,12 +18,11 @@ from replay_cases import (
     WIDTH,
     Block,
     Net,
-    Step,
     Where,
     around,
     assert_same,
     assert_same_error,
-    assert_same_or_refused,
+    change_between,
     of_blocks,
     step,
 )
@@ -32,19 +31,6 @@ from replay_cases import (
 pytestmark = pytest.mark.usefixtures("sim")
 
 DOUBLE_WAVE = around(lambda h: (h * 2).sin())
-
-
-def change_between(change: Callable[[nn.Module, Tensor], object]) -> Step:
-    """A step in which something is changed between forward and backward."""
-
-    def changed_step(model: nn.Module, x: Tensor) -> Tensor:
-        loss: Tensor = model(x)
-        with torch.no_grad():
-            change(model, x)
-        loss.backward()
-        return loss
-
-    return changed_step
 
 
 class Showing(nn.Module):
@@ -331,91 +317,3 @@ class TestEagerDoesNotMind:
             return gradient * 2
 
         assert_same(around(hazard), where)
-
-
-class OnlyReplayNeeds(nn.Module):
-    """Eager saves ``weight * 2``; to compute that again takes the weight itself."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.rand(WIDTH))
-
-    def forward(self, h: Tensor) -> Tensor:
-        return h * (self.weight * 2)
-
-
-class TestParameterOnlyTheReplayNeeds:
-    @EVERYWHERE
-    def test_changed_in_place(self, where: Where) -> None:
-        def change(model: nn.Module, x: Tensor) -> None:
-            for module in model.modules():
-                if isinstance(module, OnlyReplayNeeds):
-                    module.weight.add_(1)
-
-        build = of_blocks(lambda: Block(OnlyReplayNeeds()))
-        assert_same_or_refused(build, where, change_between(change))
-
-    @EVERYWHERE
-    def test_buffer_changed_in_place(self, where: Where) -> None:
-        """The same with a buffer."""
-
-        class Scaled(nn.Module):
-            scale: Tensor
-
-            def __init__(self) -> None:
-                super().__init__()
-                self.register_buffer("scale", torch.rand(WIDTH))
-
-            def forward(self, h: Tensor) -> Tensor:
-                return h * (self.scale * 2)
-
-        def change(model: nn.Module, x: Tensor) -> None:
-            for buffer in model.buffers():
-                buffer.add_(1)
-
-        build = of_blocks(lambda: Block(Scaled()))
-        assert_same_or_refused(build, where, change_between(change))
-
-    @EVERYWHERE
-    def test_changed_by_the_optimizer_in_backward(self, where: Where) -> None:
-        """A branch without gradient is read after its weight was stepped."""
-
-        class Detached(nn.Module):
-            def __init__(self) -> None:
-                super().__init__()
-                self.gate = nn.Linear(WIDTH, WIDTH)
-
-            def forward(self, h: Tensor) -> Tensor:
-                gate = self.gate(h)
-                return h * (gate.detach() * 2).sin() + gate
-
-        def fused(model: nn.Module, x: Tensor) -> Tensor:
-            def descend(parameter: Tensor) -> None:
-                assert parameter.grad is not None
-                with torch.no_grad():
-                    parameter.sub_(parameter.grad, alpha=0.1)
-
-            hooks = [
-                p.register_post_accumulate_grad_hook(descend)
-                for p in model.parameters()
-            ]
-            try:
-                return step(model, x)
-            finally:
-                for hook in hooks:
-                    hook.remove()
-
-        build = of_blocks(lambda: Block(Detached()))
-        assert_same_or_refused(build, where, fused)
-
-    @EVERYWHERE
-    def test_given_other_bytes(self, where: Where) -> None:
-        """``parameter.data = tensor``: same object, same version, another storage."""
-
-        def change(model: nn.Module, x: Tensor) -> None:
-            for module in model.modules():
-                if isinstance(module, OnlyReplayNeeds):
-                    module.weight.data = module.weight.data + 1
-
-        build = of_blocks(lambda: Block(OnlyReplayNeeds()))
-        assert_same(build, where, steps=[step, change_between(change), step])

@@ -10,9 +10,9 @@
 #include <utility>
 #include <vector>
 
+#include "memscale/base/enum_names.h"
 #include "memscale/bindings/bindings.h"
 #include "memscale/bindings/save_object.h"
-#include "memscale/base/enum_names.h"
 #include "memscale/core/replay_rules.h"
 #include "memscale/runtime/replay.h"
 
@@ -24,7 +24,8 @@ namespace {
 std::shared_ptr<KeepSet> make_keep_set(
     std::vector<std::string> ops,
     std::vector<std::pair<std::size_t, std::size_t>> kept) {
-  auto keep_set = std::make_shared<KeepSet>(KeepSet{std::move(ops), std::move(kept)});
+  auto keep_set =
+      std::make_shared<KeepSet>(KeepSet{std::move(ops), std::move(kept)});
   keep_set->check();
   return keep_set;
 }

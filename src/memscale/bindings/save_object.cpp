@@ -14,8 +14,7 @@ namespace {
 constexpr const char* kCapsule = "memscale.Replay";
 
 struct SaveObject {
-  PyObject_HEAD
-  std::shared_ptr<Save> save;
+  PyObject_HEAD std::shared_ptr<Save> save;
 };
 
 void dealloc(PyObject* self) {
@@ -55,6 +54,7 @@ PyObject* pack(PyObject* capsule, PyObject* argument) {
 PyObject* unpack(PyObject* /*self*/, PyObject* argument) {
   HANDLE_TH_ERRORS
   TORCH_CHECK_TYPE(Py_TYPE(argument) == save_type(), "unpack takes a Save");
+  Replay::stop_watching();
   const Save& save = *reinterpret_cast<SaveObject*>(argument)->save;
   if (save.kept().defined()) return THPVariable_Wrap(save.unpack());
   at::Tensor tensor;

@@ -8,8 +8,8 @@
 
 namespace memscale {
 
-// The saved-tensor hooks of a replay, written against Python itself: they run for
-// every tensor that autograd saves, and pybind11's calls would cost as much
+// The saved-tensor hooks of a replay, written against Python itself: they run
+// for every tensor that autograd saves, and pybind11's calls would cost as much
 // again as all that they do.
 
 // f(tensor) -> Save

@@ -36,7 +36,8 @@ struct EnumNames<ReplayPolicy> {
 // treated as Cheap from the first difference on.
 struct KeepSet {
   std::vector<std::string> ops;
-  std::vector<std::pair<std::size_t, std::size_t>> kept;  // (op, output), sorted
+  std::vector<std::pair<std::size_t, std::size_t>>
+      kept;  // (op, output), sorted
 
   bool keeps(std::size_t op, std::size_t output) const;
   // Throws PlanError if an index is out of order or out of range.
@@ -80,8 +81,8 @@ ReplayRules find_replay_rules(std::string_view name);
 
 // Whether a result is worth keeping under ReplayPolicy::Cheap: so many
 // multiplications went into each of its elements, of so many bytes. Below the
-// bound, a product costs no more than reading and writing its bytes a few times:
-// attention's scores, narrow and depthwise convolutions.
+// bound, a product costs no more than reading and writing its bytes a few
+// times: attention's scores, narrow and depthwise convolutions.
 constexpr bool is_worth_keeping(std::int64_t multiplications,
                                 std::int64_t element_bytes) {
   return 2 * multiplications >= 64 * element_bytes;

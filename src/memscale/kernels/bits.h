@@ -3,8 +3,8 @@
 #include <cstddef>
 #include <cstdint>
 
-// Tensors held in fewer bits, to the bit: zeros and ones (dropout's draws) at one
-// bit per element, indices at half their bytes.
+// Tensors held in fewer bits, to the bit: zeros and ones (dropout's draws) at
+// one bit per element, indices at half their bytes.
 //
 // Elements are read as unsigned integers of their own width (2, 4 or 8 bytes).
 // Element i is bit i % 8 of byte i / 8. No threads: callers split the work at

@@ -70,6 +70,10 @@ bool is_plain(const c10::TensorImpl& tensor) {
          !keys.has_any(kSpecial) && !is_bare_meta(tensor);
 }
 
+const c10::StorageImpl* storage_of(const at::Tensor& tensor) {
+  return tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
+}
+
 StoragePtr own_storage(const at::Tensor& tensor) {
   return StoragePtr::unsafe_reclaim_from_nonowning(
       tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl());
@@ -98,8 +102,8 @@ StoragePtr zero_storage(std::size_t bytes, c10::Device device) {
 StoragePtr clone_storage(const StoragePtr& storage) {
   const auto bytes = static_cast<std::int64_t>(storage->nbytes());
   const auto view = [&](const StoragePtr& of) {
-    at::Tensor tensor = at::empty(
-        {0}, at::TensorOptions(storage->device()).dtype(at::kByte));
+    at::Tensor tensor =
+        at::empty({0}, at::TensorOptions(storage->device()).dtype(at::kByte));
     tensor.unsafeGetTensorImpl()->set_storage_keep_dtype(c10::Storage(of));
     tensor.unsafeGetTensorImpl()->set_sizes_contiguous({bytes});
     return tensor;

@@ -45,7 +45,8 @@ class Geometry final {
 // dispatch.
 bool is_plain(const c10::TensorImpl& tensor);
 
-// The storage of a plain tensor, with one more owner.
+// The storage of a plain tensor; own_storage: with one more owner.
+const c10::StorageImpl* storage_of(const at::Tensor& tensor);
 StoragePtr own_storage(const at::Tensor& tensor);
 
 // The same tensor outside of autograd; version counter shared.

@@ -20,17 +20,24 @@ class LeafOps final {
   // Whether a tensor that has a Python subclass counts as a plain one.
   using IsPlain = bool (*)(const c10::TensorImpl&);
 
+  // `device`: of ops without tensors; the others are of their first's.
   LeafOps(c10::Device device, IsPlain is_plain);
 
   c10::BackendComponent backend() const {
-    return c10::toBackendComponent(backend_key_);
+    return c10::toBackendComponent(of_device_.backend);
   }
 
   bool contain(const OpInfo& info, const at::RecordFunction& fn) const;
 
  private:
-  c10::DispatchKey backend_key_;
-  c10::DispatchKey autocast_key_;
+  struct Keys {
+    c10::DispatchKey backend;
+    c10::DispatchKey autocast;
+  };
+  static Keys keys_of(c10::Device device);
+
+  c10::Device device_;
+  Keys of_device_;
   IsPlain is_plain_;
 };
 

@@ -18,8 +18,8 @@ struct OpInfo {
   std::string name;  // "aten::add.Tensor"
   bool random = false;
   bool mutates = false;
-  bool opaque = false;               // not one of torch's own
-  bool ignored = false;              // bookkeeping of profilers
+  bool opaque = false;   // not one of torch's own
+  bool ignored = false;  // bookkeeping of profilers
   // All its results are views of its arguments, and it writes nothing.
   bool is_view = false;
   std::vector<std::size_t> written;  // arguments that the schema says it writes

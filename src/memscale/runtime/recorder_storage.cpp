@@ -30,8 +30,7 @@ StorageId Recorder::storage_id(const c10::TensorImpl& tensor) {
     builder_.grow(known->second, bytes);
     return known->second;
   }
-  const bool on_device =
-      tensor.key_set().has_backend(leaf_ops_.backend());
+  const bool on_device = tensor.key_set().has_backend(leaf_ops_.backend());
   const Place place = on_device ? Place::Device : Place::Host;
   // An op reads what no op that we saw has made: it came from outside.
   const StorageId id =

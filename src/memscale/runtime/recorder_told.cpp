@@ -21,8 +21,7 @@ void Recorder::add_resident(const at::Tensor& tensor, Category category,
       storage_ids_.contains(impl.unsafe_storage().unsafeGetStorageImpl())) {
     return;
   }
-  const bool on_device =
-      impl.key_set().has_backend(leaf_ops_.backend());
+  const bool on_device = impl.key_set().has_backend(leaf_ops_.backend());
   const StorageId id = builder_.add_resident(
       Bytes(static_cast<std::int64_t>(impl.unsafe_storage().nbytes())),
       on_device ? Place::Device : Place::Host, category, layer);

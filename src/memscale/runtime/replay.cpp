@@ -20,8 +20,9 @@ class Claims final {
  public:
   void add(const std::shared_ptr<Tape>& tape) {
     for (Tape::Claim& claim : tape->close()) {
-      claims_.emplace(claim.storage.get(),
-                      Claimed{tape, claim.state, WeakStoragePtr(claim.storage)});
+      claims_.emplace(
+          claim.storage.get(),
+          Claimed{tape, claim.state, WeakStoragePtr(claim.storage)});
     }
   }
 
@@ -36,8 +37,8 @@ class Claims final {
     claims_.erase(begin, end);
   }
 
-  // Autograd holds this tensor for a later layer: an earlier one need not replay
-  // it.
+  // Autograd holds this tensor for a later layer: an earlier one need not
+  // replay it.
   void offer(const at::Tensor& tensor) {
     const auto [begin, end] = find(tensor);
     for (auto it = begin; it != end; ++it) {
@@ -71,8 +72,7 @@ class Claims final {
     if (!is_plain(*tensor.unsafeGetTensorImpl())) {
       return {claims_.end(), claims_.end()};
     }
-    return claims_.equal_range(
-        tensor.storage().unsafeGetStorageImpl());
+    return claims_.equal_range(tensor.storage().unsafeGetStorageImpl());
   }
 
   Map claims_;
@@ -97,10 +97,10 @@ struct Replay::Call {
 namespace {
 
 // Note [After the call]
-// What a call returned, or was given, may be changed in place by its caller before
-// backward; eager does not mind unless autograd saved it. So the observer stays
-// while such bytes are claimed, and they are copied before a write as within the
-// call.
+// What a call returned, or was given, may be changed in place by its caller
+// before backward; eager does not mind unless autograd saved it. So the
+// observer stays while such bytes are claimed, and they are copied before a
+// write as within the call.
 thread_local std::unique_ptr<Replay::Call> current_call;
 thread_local Claims claims;
 thread_local std::optional<at::CallbackHandle> observer;
@@ -155,6 +155,10 @@ void Replay::leave(const std::vector<at::Tensor>& outputs) {
   current_call->close_tape();
   current_call.reset();
   if (!claims.keep_exposed()) stop_observing();
+}
+
+void Replay::stop_watching() {
+  if (observer && current_call == nullptr) stop_observing();
 }
 
 bool Replay::is_entered() const {
@@ -248,8 +252,8 @@ std::unique_ptr<at::ObserverContext> Replay::on_start(
   }
   call->tape->begin_op(*info, fn.inputs(), call->function_depth > 0);
   ++call->leaf_depth;
-  return std::make_unique<OpContext>(
-      Kind::Op, info->handle.schema().returns().size());
+  return std::make_unique<OpContext>(Kind::Op,
+                                     info->handle.schema().returns().size());
 }
 
 void Replay::on_end(const at::RecordFunction& fn,

@@ -18,11 +18,12 @@ namespace memscale {
 //
 // A call of the model is enter(), then enter_layer() and leave_layer() as its
 // layers run, then leave(); meanwhile autograd's saved-tensor hooks are pack()
-// and Save::unpack(). Each run of ops in one layer is a tape of its own, so what
-// a layer needs in backward never reaches into another: its inputs are held.
+// and Save::unpack(). Each run of ops in one layer is a tape of its own, so
+// what a layer needs in backward never reaches into another: its inputs are
+// held.
 //
-// Any number of threads may call the model; each call belongs to the thread that
-// entered. Ops of other threads are not seen, and their results are kept.
+// Any number of threads may call the model; each call belongs to the thread
+// that entered. Ops of other threads are not seen, and their results are kept.
 class Replay final : public std::enable_shared_from_this<Replay> {
  public:
   // `layers`: what to do in each; the first is the model itself, outside of
@@ -42,6 +43,8 @@ class Replay final : public std::enable_shared_from_this<Replay> {
   bool is_entered() const;
 
   std::shared_ptr<Save> pack(const at::Tensor& tensor);
+  // Backward has come to this thread. See Note [After the call].
+  static void stop_watching();
 
   ReplayStats& stats() { return *stats_; }
 

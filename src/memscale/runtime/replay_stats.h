@@ -25,10 +25,9 @@ struct ReplayStats {
   }
 
   void reset() {
-    for (auto* count :
-         {&saves_kept, &saves_dropped, &bytes_kept, &bytes_dropped,
-          &ops_recorded, &ops_replayed, &bytes_copied,
-          &calls_unlike_keep_set}) {
+    for (auto* count : {&saves_kept, &saves_dropped, &bytes_kept,
+                        &bytes_dropped, &ops_recorded, &ops_replayed,
+                        &bytes_copied, &calls_unlike_keep_set}) {
       *count = 0;
     }
     const std::lock_guard lock(mutex);

@@ -85,8 +85,8 @@ void throw_modified(const std::string& what, const std::string& maker,
       "one of the variables needed for gradient computation has been modified "
       "by an inplace operation: [",
       what, "]", maker.empty() ? "" : ", which is ", maker,
-      maker.empty() ? "" : ",", " is at version ", found,
-      "; expected version ", expected, " instead.",
+      maker.empty() ? "" : ",", " is at version ", found, "; expected version ",
+      expected, " instead.",
       anomaly ? " Hint: the backtrace further above shows the operation that "
                 "failed to compute its gradient. The variable in question was "
                 "changed in there or anywhere later. Good luck!"

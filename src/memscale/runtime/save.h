@@ -15,7 +15,8 @@ namespace memscale {
 
 // One tensor that autograd saved: held, or known to a tape that can make it
 // again. Lives as long as autograd's node; its end releases what it needs.
-// Not thread-safe but for what Tape does: autograd unpacks a node in one thread.
+// Not thread-safe but for what Tape does: autograd unpacks a node in one
+// thread.
 class Save final {
  public:
   explicit Save(const at::Tensor& tensor);

@@ -5,69 +5,38 @@
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
-#include <cstring>
 
 #include "memscale/runtime/op_info.h"
 #include "memscale/runtime/save.h"
 #include "memscale/runtime/tape_lock.h"
+#include "memscale/runtime/tape_reasons.h"
 #include "memscale/runtime/tensor_kinds.h"
 
 namespace memscale {
 namespace {
 
-constexpr const char* kOutside = "comes from outside of the layer";
-constexpr const char* kBorder = "its lineage crosses too many layers";
-constexpr const char* kSmall = "smaller than min_bytes";
-constexpr const char* kChosen = "kept by the layer's policy";
-constexpr const char* kFactory = "may be filled by what torch cannot see";
-constexpr const char* kInFunction = "made inside a custom autograd Function";
-constexpr const char* kSpecial = "has an argument that is not a plain tensor";
-constexpr const char* kArguments = "its arguments cannot be seen";
-constexpr const char* kUnordered = "sums in no fixed order on CUDA";
-constexpr const char* kStatistics = "a running statistic";
-constexpr const char* kRaised = "raised an exception";
-constexpr const char* kNoGain = "as large as what it is made from";
-constexpr const char* kLost = "what it was made from was changed in place";
-
-// Borders between layers that a lineage may cross. A block's input comes through
-// several modules in a row; more than this many are alive at once in backward.
+// Borders between layers that a lineage may cross. A block's input comes
+// through several modules in a row; more than this many are alive at once in
+// backward.
 constexpr std::uint32_t kMaxDepth = 8;
-
-// Kept for a reason that a user may want to know.
-bool is_notable(const char* why) {
-  return why != kOutside && why != kSmall && why != kChosen &&
-         why != kStatistics && why != kNoGain && why != kBorder;
-}
-
-const c10::StorageImpl* storage_of(const at::Tensor& tensor) {
-  return tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
-}
-
-bool is_same_counter(const c10::VariableVersion& a,
-                     const c10::VariableVersion& b) {
-  // Each is a pointer to the counter, and has no other way to compare.
-  static_assert(sizeof(a) == sizeof(void*));
-  return std::memcmp(&a, &b, sizeof(a)) == 0;
-}
 
 bool is_training(const OpInfo& info, c10::ArrayRef<const c10::IValue> inputs) {
   return !info.training || inputs[*info.training].toBool();
 }
 
-bool is_expensive(const OpInfo& info,
-                  c10::ArrayRef<const c10::IValue> inputs) {
+bool is_expensive(const OpInfo& info, c10::ArrayRef<const c10::IValue> inputs) {
   if (info.rules.slow_on_cpu && !inputs.empty() && inputs[0].isTensor() &&
       inputs[0].toTensor().is_cpu()) {
     return true;
   }
   if (info.rules.work == Work::Little) return false;
-  if (info.rules.work == Work::Much ||
-      info.rules.factor >= inputs.size() ||
+  if (info.rules.work == Work::Much || info.rules.factor >= inputs.size() ||
       !inputs[info.rules.factor].isTensor()) {
     return true;
   }
   const at::Tensor& factor = inputs[info.rules.factor].toTensor();
-  if (!factor.defined() || factor.dim() == 0 || factor.numel() == 0) return true;
+  if (!factor.defined() || factor.dim() == 0 || factor.numel() == 0)
+    return true;
   const std::int64_t multiplications = info.rules.work == Work::Matmul
                                            ? factor.sizes().back()
                                            : factor.numel() / factor.size(0);
@@ -125,8 +94,8 @@ const char* Tape::why_not(const OpInfo& info,
   return nullptr;
 }
 
-void Tape::begin_op(const OpInfo& info,
-                    c10::ArrayRef<const c10::IValue> inputs, bool in_function) {
+void Tape::begin_op(const OpInfo& info, c10::ArrayRef<const c10::IValue> inputs,
+                    bool in_function) {
   const Locked lock(*this);
   running_.emplace();
   Running& running = *running_;
@@ -134,6 +103,7 @@ void Tape::begin_op(const OpInfo& info,
   running.why = why_not(info, inputs, in_function);
   running.expensive = is_expensive(info, inputs);
   const bool updates = info.rules.updates_statistics &&
+                       !info.statistics.empty() &&
                        inputs.size() > info.statistics.back() &&
                        is_training(info, inputs);
   if (running.why == nullptr && !info.is_view) {
@@ -146,8 +116,8 @@ void Tape::begin_op(const OpInfo& info,
     if (std::ranges::find(info.written, i) != info.written.end()) {
       access = info.rules.overwrites ? Access::Overwrite : Access::Update;
     }
-    if (updates && std::ranges::find(info.statistics, i) !=
-                       info.statistics.end()) {
+    if (updates &&
+        std::ranges::find(info.statistics, i) != info.statistics.end()) {
       access = Access::Scratch;
     }
     add_argument(i, inputs[i], access);
@@ -271,23 +241,6 @@ void Tape::hold_at_border(State& state, const at::Tensor& tensor) {
   state.maker = kNone;
 }
 
-bool Tape::spans_layers() {
-  const Locked lock(*this);
-  return rules_.policy == ReplayPolicy::Cheap && rules_.keep_set == nullptr &&
-         !at_once_;
-}
-
-void Tape::cross_border() {
-  const Locked lock(*this);
-  ++section_;
-  unclaim_all(std::exchange(crossing_, {}));
-  for (StateId id = first_of_section_; id < states_.size(); ++id) {
-    State& state = states_[id];
-    if (state.readers == 0 && !state.ours) state.held.reset();
-  }
-  first_of_section_ = static_cast<StateId>(states_.size());
-}
-
 bool Tape::is_written_now(const c10::StorageImpl* storage) const {
   return running_ && std::ranges::any_of(running_->written, [&](const auto& w) {
            return storage_of(w.tensor) == storage;
@@ -313,8 +266,6 @@ Tape::StateId Tape::find_state(const at::Tensor& tensor) {
   at_once_ |= is_changed_in_backward(tensor);
   const StateId state = new_state(tensor, nullptr, kNone, kOutside);
   states_[state].is_leaf = !has_history(tensor);
-  states_[state].is_parameter =
-      states_[state].is_leaf && tensor.requires_grad();
   return state;
 }
 
@@ -448,155 +399,12 @@ void Tape::end_write(const Written& written, const OpInfo& info,
       why = kChosen;
     }
   }
-  const StateId state = new_state(written.tensor, &info,
-                                  static_cast<NodeId>(nodes_.size()), why);
+  const StateId state =
+      new_state(written.tensor, &info, static_cast<NodeId>(nodes_.size()), why);
   if (why == nullptr) {
     running.node.writes.push_back({written.reference, state});
     states_[state].depth = running.depth;
   }
-}
-
-bool Tape::decide(const at::Tensor& tensor, const std::shared_ptr<Save>& save) {
-  const Locked lock(*this, std::try_to_lock);
-  if (!lock) {
-    ++stats_->saves_kept;
-    return false;
-  }
-  const c10::StorageImpl* storage = storage_of(tensor);
-  const auto found = current_.find(storage);
-  const bool known = found != current_.end();
-  if (running_ && (!known || is_written_now(storage))) {
-    pending_.push_back(save);
-    return false;
-  }
-  if (!known || !is_current(states_[found->second])) {
-    ++stats_->saves_kept;
-    return true;
-  }
-  settle(save, found->second);
-  return states_[found->second].why == kOutside;
-}
-
-void Tape::settle(const std::shared_ptr<Save>& save, StateId id) {
-  State& state = states_[id];
-  const char* why = state.why;
-  if (why == nullptr && !can_claim(id)) why = kLost;
-  if (why == nullptr && !is_worth_dropping(id)) {
-    why = kNoGain;
-    undecided_.emplace_back(save, id);
-  }
-  if (why == nullptr) {
-    claim(id);
-    ++state.num_saves;
-    save->drop(shared_from_this(), id);
-    ++stats_->saves_dropped;
-    if (!state.counted) stats_->bytes_dropped += state.bytes;
-  } else {
-    state.is_saved = true;
-    ++stats_->saves_kept;
-    if (!state.counted) stats_->bytes_kept += state.bytes;
-    if (is_notable(why)) {
-      stats_->count_reason(state.op == nullptr ? why
-                                               : state.op->name + ": " + why);
-    }
-  }
-  state.counted = true;
-}
-
-void Tape::add_output(const at::Tensor& tensor) {
-  const Locked lock(*this);
-  const auto found = current_.find(storage_of(tensor));
-  if (found != current_.end()) states_[found->second].is_output = true;
-}
-
-void Tape::decide_again() {
-  const Locked lock(*this);
-  for (const auto& [weak, id] : std::exchange(undecided_, {})) {
-    const std::shared_ptr<Save> save = weak.lock();
-    State& state = states_[id];
-    state.is_saved = false;
-    if (save == nullptr || !can_claim(id) || !is_worth_dropping(id)) {
-      state.is_saved = true;
-      continue;
-    }
-    claim(id);
-    ++state.num_saves;
-    save->drop(shared_from_this(), id);
-    ++stats_->saves_dropped;
-    --stats_->saves_kept;
-    stats_->bytes_dropped += state.bytes;
-    stats_->bytes_kept -= state.bytes;
-  }
-}
-
-std::vector<Tape::Claim> Tape::close() {
-  const Locked lock(*this);
-  open_ = false;
-  unclaim_all(std::exchange(crossing_, {}));
-  running_.reset();
-  stats_->saves_kept += pending_.size();
-  pending_.clear();
-  current_.clear();
-  std::vector<Claim> claims;
-  for (StateId id = 0; id < states_.size(); ++id) {
-    State& state = states_[id];
-    if (state.readers == 0) {
-      state.held.reset();
-      state.original = WeakStoragePtr(StoragePtr());
-    } else if (StoragePtr storage = state.original.lock()) {
-      claims.push_back({std::move(storage), id});
-    }
-  }
-  for (Node& node : nodes_) {
-    if (node.num_needed == 0) node = Node();
-  }
-  return claims;
-}
-
-void Tape::copy_out(State& state, const at::Tensor& written) {
-  // Written through .data: the version that saves are checked by stays, and they
-  // see the new bytes.
-  if (state.num_saves > 0 &&
-      !is_same_counter(state.counter,
-                       written.unsafeGetTensorImpl()->version_counter())) {
-    state.changed = own_storage(written);
-  }
-  state.original = WeakStoragePtr(StoragePtr());
-  if (state.readers == 0 || !state.held || state.ours) return;
-  try {
-    state.held = clone_storage(state.held);
-    state.ours = true;
-    stats_->bytes_copied += state.bytes;
-  } catch (const std::exception&) {  // no memory for it
-    state.held.reset();
-    state.lost = true;
-  }
-}
-
-void Tape::before_write(StateId state, const at::Tensor& written) {
-  const Locked lock(*this);
-  copy_out(states_[state], written);
-}
-
-bool Tape::is_exposed(StateId id) {
-  const Locked lock(*this);
-  const State& state = states_[id];
-  return state.held && !state.ours && !state.is_saved && !state.is_parameter &&
-         (state.is_output || state.is_leaf || state.held.use_count() > 1);
-}
-
-void Tape::offer(StateId id, const StoragePtr& storage) {
-  const Locked lock(*this);
-  State& state = states_[id];
-  if (state.readers == 0 || state.held || !is_current(state)) return;
-  if (state.original.lock() != storage) return;
-  state.held = storage;
-  forget_maker(state);
-}
-
-c10::Device Tape::device_of(StateId state) {
-  const Locked lock(*this);
-  return states_[state].device;
 }
 
 }  // namespace memscale

@@ -45,16 +45,16 @@ struct TapeRules {
 //              made again; then its version is checked before it is used;
 //   replayed   from the states that its op (its maker) read.
 // A state's readers are the saves that were dropped and the ops that are to be
-// replayed. With its first reader a state claims what it needs, with its last it
-// lets go: so what is held is what backward still needs, and each op is
+// replayed. With its first reader a state claims what it needs, with its last
+// it lets go: so what is held is what backward still needs, and each op is
 // replayed at most once.
 //
 // Note [Why replay is bit-equal]
-// The same kernel is called on the same bytes at the same strides, with the same
-// arguments, generator state and grad mode, below autograd and autocast, which
-// had their say when it was recorded. Nothing is replayed from bytes whose
-// version differs from the recorded one, and nothing is written but memory of
-// our own.
+// The same kernel is called on the same bytes at the same strides, with the
+// same arguments, generator state and grad mode, below autograd and autocast,
+// which had their say when it was recorded. Nothing is replayed from bytes
+// whose version differs from the recorded one, and nothing is written but
+// memory of our own.
 //
 // Note [Borders]
 // Where one layer ends and the next begins, its input is held: otherwise the
@@ -62,9 +62,9 @@ struct TapeRules {
 // ReplayPolicy::Cheap a lineage may cross a few borders: a CNN's block inputs
 // come from convolutions that are kept anyway, through batch norm and relu.
 //
-// Recorded by one thread, then asked by any: methods lock. A replay may need the
-// GIL (kernels written in Python), so materialise() must not be called while
-// holding it; decide() and release() may be, as they never wait.
+// Recorded by one thread, then asked by any: methods lock. A replay may need
+// the GIL (kernels written in Python), so materialise() must not be called
+// while holding it; decide() and release() may be, as they never wait.
 class Tape final : public std::enable_shared_from_this<Tape> {
  public:
   using StateId = std::uint32_t;
@@ -140,7 +140,6 @@ class Tape final : public std::enable_shared_from_this<Tape> {
     bool is_saved = false;       // autograd holds it for another save
     bool is_output = false;      // the call returns it
     bool is_leaf = false;        // a parameter, a buffer, the batch
-    bool is_parameter = false;   // one that is trained
     bool counted = false;
   };
   enum class Access : std::uint8_t { Read, Update, Overwrite, Scratch };
@@ -256,7 +255,7 @@ class Tape final : public std::enable_shared_from_this<Tape> {
   std::optional<Running> running_;
   std::vector<std::shared_ptr<Save>> pending_;  // of the running op's results
   std::vector<std::pair<std::weak_ptr<Save>, StateId>> undecided_;
-  std::size_t num_ops_ = 0;       // of the keep set, followed so far
+  std::size_t num_ops_ = 0;  // of the keep set, followed so far
   bool follows_keep_set_ = false;
   bool open_ = true;
   std::uint32_t section_ = 0;

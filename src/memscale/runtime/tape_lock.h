@@ -5,8 +5,8 @@
 
 namespace memscale {
 
-// Holds the tape's mutex; ops called meanwhile are our own. Releases that came meanwhile are done at its end; see
-// Tape::release.
+// Holds the tape's mutex; ops called meanwhile are our own. Releases that came
+// meanwhile are done at its end; see Tape::release.
 class Tape::Locked final {
  public:
   explicit Locked(Tape& tape) : tape_(tape) {

@@ -1,9 +1,9 @@
 // Results kept in fewer bits, without loss, where making them again is slow.
 //
-// On the CPU, drawing dropout's zeros and ones again costs as much as a matmul of
-// that size (10 ns an element, against 0.5 for this), and a bit is 1/32 of the
-// bytes; a max pooling's indices take half. On cards both are cheap to make: there
-// they are replayed as any other result.
+// On the CPU, drawing dropout's zeros and ones again costs as much as a matmul
+// of that size (10 ns an element, against 0.5 for this), and a bit is 1/32 of
+// the bytes; a max pooling's indices take half. On cards both are cheap to
+// make: there they are replayed as any other result.
 
 #include <ATen/Parallel.h>
 #include <c10/core/ScalarType.h>
@@ -47,11 +47,11 @@ void with_type(std::size_t width, const F& work) {
 // Splits so many elements among torch's threads, at whole bytes of bits.
 template <typename F>
 void for_each_part(std::int64_t count, const F& work) {
-  at::parallel_for(0, (count + 7) / 8, kGrain,
-                   [&](std::int64_t begin, std::int64_t end) {
-                     work(begin * 8, static_cast<std::size_t>(
-                                         std::min(end * 8, count) - begin * 8));
-                   });
+  at::parallel_for(
+      0, (count + 7) / 8, kGrain, [&](std::int64_t begin, std::int64_t end) {
+        work(begin * 8,
+             static_cast<std::size_t>(std::min(end * 8, count) - begin * 8));
+      });
 }
 
 }  // namespace
@@ -105,8 +105,7 @@ void Tape::pack_indices(Node& node) {
   const auto count =
       static_cast<std::int64_t>(state.bytes / sizeof(std::int64_t));
   node.packed = empty_storage(state.bytes / 2, c10::kCPU);
-  auto* const packed =
-      static_cast<std::int32_t*>(node.packed->mutable_data());
+  auto* const packed = static_cast<std::int32_t*>(node.packed->mutable_data());
   const auto* elements = static_cast<const std::int64_t*>(storage->data());
   for_each_part(count, [&](std::int64_t begin, std::size_t length) {
     kernels::narrow(elements + begin, length, packed + begin);
@@ -118,10 +117,8 @@ StoragePtr Tape::unpack(const Node& node) const {
   if (!node.results.empty()) {
     const State& state = states_[node.results.front().state];
     StoragePtr storage = empty_storage(state.bytes, state.device);
-    const auto* packed =
-        static_cast<const std::int32_t*>(node.packed->data());
-    auto* const elements =
-        static_cast<std::int64_t*>(storage->mutable_data());
+    const auto* packed = static_cast<const std::int32_t*>(node.packed->data());
+    auto* const elements = static_cast<std::int64_t*>(storage->mutable_data());
     for_each_part(static_cast<std::int64_t>(state.bytes / sizeof(std::int64_t)),
                   [&](std::int64_t begin, std::size_t length) {
                     kernels::widen(packed + begin, length, elements + begin);

@@ -138,8 +138,7 @@ std::vector<StoragePtr> Tape::make_targets(const Node& node) {
     for (std::size_t j = 0; j < targets.size(); ++j) {
       const Access other = node.references[j].access;
       if (targets[j] && node.references[j].state == node.references[i].state &&
-          (other == Access::Update ||
-           other == node.references[i].access)) {
+          (other == Access::Update || other == node.references[i].access)) {
         return targets[j];
       }
     }
@@ -248,8 +247,8 @@ void Tape::run(Node& node) {
       ++next;
     });
   }
-  TORCH_INTERNAL_ASSERT(next == node.results.end(), "replaying ",
-                        node.op->name, " gave fewer results");
+  TORCH_INTERNAL_ASSERT(next == node.results.end(), "replaying ", node.op->name,
+                        " gave fewer results");
   finish(node);
 }
 

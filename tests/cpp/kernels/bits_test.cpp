@@ -13,7 +13,8 @@ namespace {
 template <typename T>
 void check_round_trip(const std::vector<bool>& draws, T one) {
   std::vector<T> elements(draws.size());
-  for (std::size_t i = 0; i < draws.size(); ++i) elements[i] = draws[i] ? one : 0;
+  for (std::size_t i = 0; i < draws.size(); ++i)
+    elements[i] = draws[i] ? one : 0;
   // A byte more on each side, to see that nothing else is written.
   std::vector<std::uint8_t> bits((draws.size() + 7) / 8 + 1, 0xA5);
   pack_bits(elements.data(), elements.size(), bits.data());

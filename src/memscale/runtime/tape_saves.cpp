@@ -1,0 +1,184 @@
+// What becomes of saves, and of states when a layer or the call ends.
+
+#include <cstring>
+#include <utility>
+
+#include "memscale/runtime/op_info.h"
+#include "memscale/runtime/save.h"
+#include "memscale/runtime/tape.h"
+#include "memscale/runtime/tape_lock.h"
+#include "memscale/runtime/tape_reasons.h"
+
+namespace memscale {
+namespace {
+
+bool is_same_counter(const c10::VariableVersion& a,
+                     const c10::VariableVersion& b) {
+  // Each is a pointer to the counter, and has no other way to compare.
+  static_assert(sizeof(a) == sizeof(void*));
+  return std::memcmp(&a, &b, sizeof(a)) == 0;
+}
+
+}  // namespace
+
+bool Tape::spans_layers() {
+  const Locked lock(*this);
+  return rules_.policy == ReplayPolicy::Cheap && rules_.keep_set == nullptr &&
+         !at_once_;
+}
+
+void Tape::cross_border() {
+  const Locked lock(*this);
+  ++section_;
+  unclaim_all(std::exchange(crossing_, {}));
+  for (StateId id = first_of_section_; id < states_.size(); ++id) {
+    State& state = states_[id];
+    if (state.readers == 0 && !state.ours) state.held.reset();
+  }
+  first_of_section_ = static_cast<StateId>(states_.size());
+}
+
+bool Tape::decide(const at::Tensor& tensor, const std::shared_ptr<Save>& save) {
+  const Locked lock(*this, std::try_to_lock);
+  if (!lock) {
+    ++stats_->saves_kept;
+    return false;
+  }
+  const c10::StorageImpl* storage = storage_of(tensor);
+  const auto found = current_.find(storage);
+  const bool known = found != current_.end();
+  if (running_ && (!known || is_written_now(storage))) {
+    pending_.push_back(save);
+    return false;
+  }
+  if (!known || !is_current(states_[found->second])) {
+    ++stats_->saves_kept;
+    return true;
+  }
+  settle(save, found->second);
+  return states_[found->second].why == kOutside;
+}
+
+void Tape::settle(const std::shared_ptr<Save>& save, StateId id) {
+  State& state = states_[id];
+  const char* why = state.why;
+  if (why == nullptr && !can_claim(id)) why = kLost;
+  if (why == nullptr && !is_worth_dropping(id)) {
+    why = kNoGain;
+    undecided_.emplace_back(save, id);
+  }
+  if (why == nullptr) {
+    claim(id);
+    ++state.num_saves;
+    save->drop(shared_from_this(), id);
+    ++stats_->saves_dropped;
+    if (!state.counted) stats_->bytes_dropped += state.bytes;
+  } else {
+    state.is_saved = true;
+    ++stats_->saves_kept;
+    if (!state.counted) stats_->bytes_kept += state.bytes;
+    if (is_notable(why)) {
+      stats_->count_reason(state.op == nullptr ? why
+                                               : state.op->name + ": " + why);
+    }
+  }
+  state.counted = true;
+}
+
+void Tape::add_output(const at::Tensor& tensor) {
+  const Locked lock(*this);
+  const auto found = current_.find(storage_of(tensor));
+  if (found != current_.end()) states_[found->second].is_output = true;
+}
+
+void Tape::decide_again() {
+  const Locked lock(*this);
+  for (const auto& [weak, id] : std::exchange(undecided_, {})) {
+    const std::shared_ptr<Save> save = weak.lock();
+    State& state = states_[id];
+    state.is_saved = false;
+    if (save == nullptr || !can_claim(id) || !is_worth_dropping(id)) {
+      state.is_saved = true;
+      continue;
+    }
+    claim(id);
+    ++state.num_saves;
+    save->drop(shared_from_this(), id);
+    ++stats_->saves_dropped;
+    --stats_->saves_kept;
+    stats_->bytes_dropped += state.bytes;
+    stats_->bytes_kept -= state.bytes;
+  }
+}
+
+std::vector<Tape::Claim> Tape::close() {
+  const Locked lock(*this);
+  open_ = false;
+  unclaim_all(std::exchange(crossing_, {}));
+  running_.reset();
+  stats_->saves_kept += pending_.size();
+  pending_.clear();
+  current_.clear();
+  std::vector<Claim> claims;
+  for (StateId id = 0; id < states_.size(); ++id) {
+    State& state = states_[id];
+    if (state.readers == 0) {
+      state.held.reset();
+      state.original = WeakStoragePtr(StoragePtr());
+    } else if (StoragePtr storage = state.original.lock()) {
+      claims.push_back({std::move(storage), id});
+    }
+  }
+  for (Node& node : nodes_) {
+    if (node.num_needed == 0) node = Node();
+  }
+  return claims;
+}
+
+void Tape::copy_out(State& state, const at::Tensor& written) {
+  // Written through .data: the version that saves are checked by stays, and
+  // they see the new bytes.
+  if (state.num_saves > 0 &&
+      !is_same_counter(state.counter,
+                       written.unsafeGetTensorImpl()->version_counter())) {
+    state.changed = own_storage(written);
+  }
+  state.original = WeakStoragePtr(StoragePtr());
+  if (state.readers == 0 || !state.held || state.ours) return;
+  try {
+    state.held = clone_storage(state.held);
+    state.ours = true;
+    stats_->bytes_copied += state.bytes;
+  } catch (const std::exception&) {  // no memory for it
+    state.held.reset();
+    state.lost = true;
+  }
+}
+
+void Tape::before_write(StateId state, const at::Tensor& written) {
+  const Locked lock(*this);
+  copy_out(states_[state], written);
+}
+
+bool Tape::is_exposed(StateId id) {
+  const Locked lock(*this);
+  const State& state = states_[id];
+  return state.held && !state.ours && !state.is_saved &&
+         (state.is_output || state.is_leaf || state.held.use_count() > 1);
+}
+
+void Tape::offer(StateId id, const StoragePtr& storage) {
+  const Locked lock(*this);
+  State& state = states_[id];
+  if (state.readers == 0 || state.held || !is_current(state)) return;
+  if (state.original.lock() != storage) return;
+  state.held = storage;
+  forget_maker(state);
+}
+
+c10::Device Tape::device_of(StateId state) {
+  const Locked lock(*this);
+  return states_[state].device;
+}
+
+}  // namespace memscale
