@@ -32,7 +32,9 @@ def top() -> Any:
 
 def is_free() -> bool:
     """Whether nobody else has hooks, to see what is saved, or forbids them."""
-    return top() is None and bool(_autograd._saved_tensors_hooks_is_enabled())
+    # Torch's stub does not know this function.
+    is_enabled = _autograd._saved_tensors_hooks_is_enabled  # type: ignore[attr-defined]
+    return top() is None and bool(is_enabled())
 
 
 def push(hooks: tuple[Any, Any]) -> None:
@@ -50,15 +52,17 @@ def pop(hooks: tuple[Any, Any]) -> None:
 
 @contextmanager
 def _disable_after_ours(error_message: str) -> Iterator[None]:
-    hooks, found = getattr(_ours, "hooks", None), top()
-    is_ours = hooks is not None and found is not None and found[0] is hooks[0]
-    if is_ours:
+    hooks: tuple[Any, Any] | None = getattr(_ours, "hooks", None)
+    found = top()
+    if found is None or hooks is None or found[0] is not hooks[0]:
+        hooks = None  # not ours
+    if hooks is not None:
         _autograd._pop_saved_tensors_default_hooks()
     try:
         with _disable(error_message):
             yield
     finally:
-        if is_ours:
+        if hooks is not None:
             _autograd._push_saved_tensors_default_hooks(*hooks)
 
 

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import dataclasses
 import fnmatch
+import itertools
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping
@@ -283,7 +284,6 @@ def _rules(policy: Policy, min_bytes: int) -> TapeRules:
 
 
 def _device_of(model: nn.Module) -> torch.device:
-    tensor = next(model.parameters(), None)
-    if tensor is None:
-        tensor = next(model.buffers(), None)
-    return torch.device("cpu") if tensor is None else tensor.device
+    for tensor in itertools.chain(model.parameters(), model.buffers()):
+        return tensor.device
+    return torch.device("cpu")
