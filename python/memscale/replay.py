@@ -21,11 +21,13 @@ from __future__ import annotations
 import dataclasses
 import fnmatch
 import itertools
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any
 
 import torch
@@ -42,6 +44,10 @@ Policy = str | KeepSet
 
 # Below this, a storage is not worth an op.
 DEFAULT_MIN_BYTES = 64 * 1024
+
+# ``call``: the attached model whose call this thread is in, and the frame that
+# runs it.
+_of_thread = threading.local()
 
 _POLICIES = ("keep", "cheap", "block")
 
@@ -100,13 +106,9 @@ class Replay:
         self._handles.append(module.register_forward_pre_hook(before))
         self._handles.append(module.register_forward_hook(after, always_call=True))
 
-    def _before(self, index: int) -> None:
-        calls = self._calls()
-        if calls and calls[0] == (index, True):
-            # The last call was interrupted: torch runs no hooks on Ctrl-C.
-            calls.clear()
-            self._leave(None)
-        calls.append((index, self._enter()))
+    def _before(self, index: int, frame: FrameType) -> None:
+        _end_interrupted_call()
+        self._calls().append((index, self._enter(frame)))
         if index > 0:
             self._engine.enter_layer(index)
 
@@ -126,7 +128,7 @@ class Replay:
         calls: list[tuple[int, bool]] = self._of_thread.calls
         return calls
 
-    def _enter(self) -> bool:
+    def _enter(self, frame: FrameType) -> bool:
         if self._paused or self._engine.is_entered:
             return False
         if not _hook_stack.is_free():
@@ -134,9 +136,11 @@ class Replay:
         if not self._engine.enter():
             return False
         _hook_stack.push(self._hooks)
+        _of_thread.call = (self, frame)
         return True
 
     def _leave(self, output: Any) -> None:
+        _of_thread.call = None
         _hook_stack.pop(self._hooks)
         self._engine.leave(_tensors_in(output))
 
@@ -198,13 +202,30 @@ class _Hook:
 class _Before(_Hook):
     def __call__(self, _module: nn.Module, _args: Any) -> None:
         if self._replay is not None:
-            self._replay._before(self._index)
+            self._replay._before(self._index, sys._getframe(1))
 
 
 class _After(_Hook):
     def __call__(self, _module: nn.Module, _args: Any, output: Any) -> None:
         if self._replay is not None:
             self._replay._after(self._index, output)
+
+
+def _end_interrupted_call() -> None:
+    """End the call that this thread was in, if Ctrl-C did: torch then runs no hooks.
+
+    A frame that runs no longer can be cleared; one that runs refuses.
+    """
+    call = getattr(_of_thread, "call", None)
+    if call is None:
+        return
+    replay, frame = call
+    try:
+        frame.clear()
+    except RuntimeError:
+        return
+    replay._calls().clear()
+    replay._leave(None)
 
 
 def _hooks_in(model: nn.Module) -> Iterator[Any]:
