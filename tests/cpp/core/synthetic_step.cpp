@@ -85,7 +85,6 @@ Value SyntheticStep::trace_forward(std::size_t layer, const Value& input) {
   builder_.set_layer(call.layer);
   call.forward = {{trace.ops.size(), 0},
                   {trace.storages.size(), 0},
-                  {trace.values.size(), 0},
                   {trace.saves.size(), 0}};
   if (layer == 1) kept_places_.clear();
   hold(input.storage);
