@@ -67,7 +67,7 @@ Trace any_trace() {
   const std::size_t num_ops = trace.ops.size();
 
   for (Layer& layer : trace.layers) {
-    layer = {text(), *rc::gen::arbitrary<std::uint32_t>()};
+    layer = {text()};
   }
   for (std::size_t i = 0; i < num_ops; ++i) {
     Op& op = trace.ops[i];

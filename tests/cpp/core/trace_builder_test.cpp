@@ -70,7 +70,7 @@ TEST(TraceBuilder, WritesAStepAsItGoesBy) {
   builder.set_saves_unknown();
 
   Trace expected;
-  expected.layers = {{"encoder", 0}};
+  expected.layers = {{"encoder"}};
   expected.ops = {named("aten::exp", {weight_value}),
                   named("aten::mul", {made_value})};
   expected.ops[0].layer = layer;
