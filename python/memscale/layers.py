@@ -29,28 +29,27 @@ class Layers:
 def find_layers(model: nn.Module) -> Layers:
     """The layers of ``model``. A module that is used twice is one layer."""
     layers = Layers()
-    seen: set[int] = set()
-
-    def visit(name: str, module: nn.Module) -> None:
-        if id(module) in seen:
-            return
-        seen.add(id(module))
-        layers.modules[name] = module
-        members: dict[type, list[str]] = {}
-        for child_name, child in module.named_children():
-            full = f"{name}.{child_name}" if name else child_name
-            if isinstance(module, nn.ModuleList | nn.Sequential) and _has_parts(child):
-                if id(child) not in seen:
-                    seen.update(map(id, child.modules()))
-                    layers.modules[full] = child
-                    layers.blocks.add(full)
-                    members.setdefault(type(child), []).append(full)
-            else:
-                visit(full, child)
-        layers.rows.extend(row for row in members.values() if len(row) > 1)
-
-    visit("", model)
+    _visit("", model, layers, set())
     return layers
+
+
+def _visit(name: str, module: nn.Module, layers: Layers, seen: set[int]) -> None:
+    if id(module) in seen:
+        return
+    seen.add(id(module))
+    layers.modules[name] = module
+    members: dict[type, list[str]] = {}
+    for child_name, child in module.named_children():
+        full = f"{name}.{child_name}" if name else child_name
+        if isinstance(module, nn.ModuleList | nn.Sequential) and _has_parts(child):
+            if id(child) not in seen:
+                seen.update(map(id, child.modules()))
+                layers.modules[full] = child
+                layers.blocks.add(full)
+                members.setdefault(type(child), []).append(full)
+        else:
+            _visit(full, child, layers, seen)
+    layers.rows.extend(row for row in members.values() if len(row) > 1)
 
 
 def _has_parts(module: nn.Module) -> bool:

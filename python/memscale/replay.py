@@ -171,6 +171,7 @@ class Replay:
 
     def detach(self) -> None:
         """Remove the hooks. Graphs that exist still can go backward."""
+        _end_interrupted_call()
         for work in self._on_detach:
             work()
         self._on_detach.clear()

@@ -34,9 +34,10 @@ bool LeafOps::contain(const OpInfo& info, const at::RecordFunction& fn) const {
       if (!first) first = tensor.device();
     });
   }
-  const Keys keys = !first || first->type() == device_.type() || first->is_meta()
-                        ? of_device_
-                        : keys_of(*first);
+  const Keys keys =
+      !first || first->type() == device_.type() || first->is_meta()
+          ? of_device_
+          : keys_of(*first);
   if (info.decomposes(keys.backend)) return false;
   if (keys.autocast != DispatchKey::Undefined &&
       !c10::impl::tls_is_dispatch_key_excluded(keys.autocast) &&

@@ -48,8 +48,7 @@ class Claims final {
     }
   }
 
-  // Forgets what nobody could change without torch's noticing. Whether anything
-  // is left.
+  // Forgets what no tape needs any longer. Whether anything is left.
   bool keep_exposed() {
     std::erase_if(claims_, [](const auto& entry) {
       const auto of = entry.second.tape.lock();
@@ -59,6 +58,7 @@ class Claims final {
   }
 
   bool empty() const { return claims_.empty(); }
+  void clear() { claims_.clear(); }
 
  private:
   struct Claimed {
@@ -103,11 +103,16 @@ namespace {
 // write as within the call.
 thread_local std::unique_ptr<Replay::Call> current_call;
 thread_local Claims claims;
-thread_local std::optional<at::CallbackHandle> observer;
 
-void stop_observing() {
-  if (observer) at::removeCallback(*observer);
-  observer.reset();
+// Our observer of this thread, asked of torch itself: backward restores what
+// there was when it began, whatever was added or removed inside of it.
+std::optional<at::CallbackHandle> find_observer(
+    at::RecordFunctionCallback::StartCallback start) {
+  for (const auto& entry :
+       at::get_record_function_tls_().sorted_tls_callbacks_) {
+    if (entry.callback_.start() == start) return entry.handle_;
+  }
+  return std::nullopt;
 }
 
 }  // namespace
@@ -134,8 +139,8 @@ bool Replay::enter() {
   }
   claims.keep_exposed();
   current_call = std::make_unique<Call>(shared_from_this());
-  if (!observer) {
-    observer = at::addThreadLocalCallback(
+  if (!find_observer(&Replay::on_start)) {
+    at::addThreadLocalCallback(
         at::RecordFunctionCallback(&Replay::on_start, &Replay::on_end)
             .needsInputs(true)
             .needsOutputs(true)
@@ -154,11 +159,14 @@ void Replay::leave(const std::vector<at::Tensor>& outputs) {
   }
   current_call->close_tape();
   current_call.reset();
-  if (!claims.keep_exposed()) stop_observing();
+  if (claims.keep_exposed()) return;
+  if (const auto observer = find_observer(&Replay::on_start)) {
+    at::removeCallback(*observer);
+  }
 }
 
 void Replay::stop_watching() {
-  if (observer && current_call == nullptr) stop_observing();
+  if (current_call == nullptr) claims.clear();
 }
 
 bool Replay::is_entered() const {

@@ -92,7 +92,7 @@ void throw_modified(const std::string& what, const std::string& maker,
                 "changed in there or anywhere later. Good luck!"
               : " Hint: enable anomaly detection to find the operation that "
                 "failed to compute its gradient, with "
-                "torch.autograd.set_detect_anomaly(True).");
+                "torch.autograd.set_detect_anomaly(True, check_nan=False).");
 }
 
 }  // namespace memscale

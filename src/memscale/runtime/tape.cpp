@@ -102,10 +102,9 @@ void Tape::begin_op(const OpInfo& info, c10::ArrayRef<const c10::IValue> inputs,
   running.node.op = &info;
   running.why = why_not(info, inputs, in_function);
   running.expensive = is_expensive(info, inputs);
-  const bool updates = info.rules.updates_statistics &&
-                       !info.statistics.empty() &&
-                       inputs.size() > info.statistics.back() &&
-                       is_training(info, inputs);
+  const bool updates =
+      info.rules.updates_statistics && !info.statistics.empty() &&
+      inputs.size() > info.statistics.back() && is_training(info, inputs);
   if (running.why == nullptr && !info.is_view) {
     running.node.arguments.resize(inputs.size());
     running.node.grad_mode = c10::GradMode::is_enabled();
@@ -185,7 +184,7 @@ void Tape::add_tensor(const at::Tensor& tensor, std::size_t argument,
     // From here on nobody may count on the old bytes: the op's own saves come
     // while it runs.
     if (!states_[old].ours) {
-      states_[old].held.reset();
+      bury(states_[old].held);
       states_[old].lost = states_[old].maker == kNone;
     }
     running.written.push_back(
@@ -261,7 +260,7 @@ Tape::StateId Tape::find_state(const at::Tensor& tensor) {
     // Changed by something that we did not see.
     state.original = WeakStoragePtr(StoragePtr());
     if (!state.ours) state.lost = state.maker == kNone;
-    if (!state.ours) state.held.reset();
+    if (!state.ours) bury(state.held);
   }
   at_once_ |= is_changed_in_backward(tensor);
   const StateId state = new_state(tensor, nullptr, kNone, kOutside);

@@ -102,8 +102,8 @@ class Tape final : public std::enable_shared_from_this<Tape> {
   // ---- between tapes: their storages may be the same ----
   // The original bytes of this state are about to change.
   void before_write(StateId state, const at::Tensor& written);
-  // Whether they may change with nobody else minding: they are held, autograd
-  // did not save them, and somebody outside has them.
+  // Whether its original bytes are there and needed, and so must not be
+  // written.
   bool is_exposed(StateId state);
   // Somebody holds the bytes of this state anyway: no need to replay it.
   void offer(StateId state, const StoragePtr& storage);
@@ -230,6 +230,7 @@ class Tape final : public std::enable_shared_from_this<Tape> {
   void unclaim(StateId state);
   void unclaim_all(std::vector<StateId> states);
   void forget_maker(State& state);
+  void bury(StoragePtr& storage);
 
   // Replay: tape_replay.cpp.
   void ensure(StateId state);
@@ -264,6 +265,11 @@ class Tape final : public std::enable_shared_from_this<Tape> {
   std::uint32_t num_searches_ = 0;
   // A parameter is changed as soon as it has its gradient: replay all first.
   bool at_once_ = false;
+
+  // Note [Foreign storages]
+  // Bytes that are not ours may belong to numpy, whose deleter wants the GIL:
+  // they are let go after the lock.
+  std::vector<StoragePtr> buried_;
 
   std::mutex queue_mutex_;
   std::vector<StateId> queue_;  // to be released

@@ -10,8 +10,9 @@ namespace memscale {
 
 // Whether its bytes can be had without replaying anything.
 bool Tape::is_there(const State& state) const {
-  return state.held || (state.maker == kNone && !state.lost &&
-                        is_current(state) && state.original.use_count() > 0);
+  return state.held ||
+         ((state.maker == kNone || state.is_saved) && !state.lost &&
+          is_current(state) && state.original.use_count() > 0);
 }
 
 // Whether all that its lineage rests on is still there.
@@ -64,9 +65,9 @@ void Tape::claim(StateId id) {
     State& state = states_[path.back()];
     path.pop_back();
     if (state.readers++ > 0 || state.held) continue;
-    if (state.maker == kNone) {
+    if (is_there(state)) {
       state.held = state.original.lock();
-      continue;
+      if (state.held) continue;
     }
     state.by_maker = true;
     Node& node = nodes_[state.maker];
@@ -82,9 +83,13 @@ void Tape::unclaim_all(std::vector<StateId> path) {
     State& state = states_[path.back()];
     path.pop_back();
     if (--state.readers > 0) continue;
-    state.changed.reset();
+    bury(state.changed);
     // While the tape is open, kept bytes wait for readers to come.
-    if (!open_ || state.ours) state.held.reset();
+    if (state.ours) {
+      state.held.reset();
+    } else if (!open_) {
+      bury(state.held);
+    }
     if (!std::exchange(state.by_maker, false)) continue;
     Node& node = nodes_[state.maker];
     if (--node.num_needed > 0 || node.done) continue;
@@ -99,6 +104,11 @@ void Tape::forget_maker(State& state) {
   Node& node = nodes_[state.maker];
   if (--node.num_needed > 0 || node.done) return;
   unclaim_all(node.reads);
+}
+
+void Tape::bury(StoragePtr& storage) {
+  if (storage) buried_.push_back(std::move(storage));
+  storage.reset();
 }
 
 void Tape::release(StateId state) noexcept {
@@ -127,6 +137,7 @@ void Tape::drain() noexcept {
     }
     for (const StateId state : released) --states_[state].num_saves;
     unclaim_all(std::move(released));
+    const auto buried = std::exchange(buried_, {});
     owner_ = std::thread::id();
     mutex_.unlock();
   }

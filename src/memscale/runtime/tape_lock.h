@@ -1,5 +1,7 @@
 #pragma once
 
+#include <utility>
+
 #include "memscale/runtime/tape.h"
 #include "memscale/runtime/unobserved.h"
 
@@ -19,6 +21,7 @@ class Tape::Locked final {
   }
   ~Locked() {
     if (!is_locked_) return;
+    const auto buried = std::exchange(tape_.buried_, {});
     tape_.owner_ = std::thread::id();
     tape_.mutex_.unlock();
     tape_.drain();

@@ -36,6 +36,11 @@ T one_of(c10::ScalarType type) {
   }
 }
 
+bool is_packable(c10::ScalarType type) {
+  return type == c10::kHalf || type == c10::kBFloat16 || type == c10::kFloat ||
+         type == c10::kDouble;
+}
+
 // Calls work(T{}) with the unsigned type of that width.
 template <typename F>
 void with_type(std::size_t width, const F& work) {
@@ -70,8 +75,8 @@ void Tape::pack_draws(Node& node) {
   const State& state = states_[node.writes.front().state];
   const StoragePtr storage = state.original.lock();
   if (reference.access != Access::Overwrite || !storage ||
-      !state.device.is_cpu() ||
-      !c10::isFloatingType(reference.geometry.type()) || state.bytes == 0) {
+      !state.device.is_cpu() || !is_packable(reference.geometry.type()) ||
+      state.bytes == 0) {
     return;
   }
   const std::size_t width = c10::elementSize(reference.geometry.type());

@@ -33,7 +33,7 @@ void Tape::cross_border() {
   unclaim_all(std::exchange(crossing_, {}));
   for (StateId id = first_of_section_; id < states_.size(); ++id) {
     State& state = states_[id];
-    if (state.readers == 0 && !state.ours) state.held.reset();
+    if (state.readers == 0 && !state.ours) bury(state.held);
   }
   first_of_section_ = static_cast<StateId>(states_.size());
 }
@@ -123,7 +123,7 @@ std::vector<Tape::Claim> Tape::close() {
   for (StateId id = 0; id < states_.size(); ++id) {
     State& state = states_[id];
     if (state.readers == 0) {
-      state.held.reset();
+      bury(state.held);
       state.original = WeakStoragePtr(StoragePtr());
     } else if (StoragePtr storage = state.original.lock()) {
       claims.push_back({std::move(storage), id});
@@ -146,7 +146,9 @@ void Tape::copy_out(State& state, const at::Tensor& written) {
   state.original = WeakStoragePtr(StoragePtr());
   if (state.readers == 0 || !state.held || state.ours) return;
   try {
-    state.held = clone_storage(state.held);
+    StoragePtr copy = clone_storage(state.held);
+    bury(state.held);
+    state.held = std::move(copy);
     state.ours = true;
     stats_->bytes_copied += state.bytes;
   } catch (const std::exception&) {  // no memory for it
@@ -163,8 +165,7 @@ void Tape::before_write(StateId state, const at::Tensor& written) {
 bool Tape::is_exposed(StateId id) {
   const Locked lock(*this);
   const State& state = states_[id];
-  return state.held && !state.ours && !state.is_saved &&
-         (state.is_output || state.is_leaf || state.held.use_count() > 1);
+  return state.readers > 0 && !state.ours && state.original.use_count() > 0;
 }
 
 void Tape::offer(StateId id, const StoragePtr& storage) {
