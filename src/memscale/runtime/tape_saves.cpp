@@ -63,7 +63,8 @@ void Tape::settle(const std::shared_ptr<Save>& save, StateId id) {
   State& state = states_[id];
   const char* why = state.why;
   if (why == nullptr && !can_claim(id)) why = kLost;
-  if (why == nullptr && !is_worth_dropping(id)) {
+  // With one save that holds it, another gains nothing by dropping.
+  if (why == nullptr && (state.is_saved || !is_worth_dropping(id))) {
     why = kNoGain;
     undecided_.emplace_back(save, id);
   }
@@ -97,7 +98,8 @@ void Tape::decide_again() {
     const std::shared_ptr<Save> save = weak.lock();
     State& state = states_[id];
     state.is_saved = false;
-    if (save == nullptr || !can_claim(id) || !is_worth_dropping(id)) {
+    // Held: others are made from it.
+    if (save == nullptr || state.held || !can_claim(id) || !is_worth_dropping(id)) {
       state.is_saved = true;
       continue;
     }
