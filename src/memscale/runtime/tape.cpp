@@ -200,6 +200,10 @@ void Tape::add_tensor(const at::Tensor& tensor, std::size_t argument,
     return;
   }
   const StateId state = read_state(tensor);
+  if (states_[state].why == kOutside && storage->allocator() == nullptr) {
+    running.why = kForeign;
+    return;
+  }
   if ((access == Access::Read || access == Access::Update) &&
       std::ranges::find(node.reads, state) == node.reads.end()) {
     node.reads.push_back(state);

@@ -99,7 +99,8 @@ void Tape::decide_again() {
     State& state = states_[id];
     state.is_saved = false;
     // Held: others are made from it.
-    if (save == nullptr || state.held || !can_claim(id) || !is_worth_dropping(id)) {
+    if (save == nullptr || state.held || !can_claim(id) ||
+        !is_worth_dropping(id)) {
       state.is_saved = true;
       continue;
     }

@@ -112,9 +112,17 @@ void run_on_host(const c10::OperatorHandle& op, c10::DispatchKeySet,
   const size_t first = stack->size() - num_arguments;
 
   HostCall call;
+  // Autograd counts writes to single tensors; to lists, kernels do it
+  // themselves.
+  std::vector<at::Tensor> written;
   for (size_t i = 0; i < num_arguments; ++i) {
     const c10::Argument& argument = schema.arguments()[i];
     IValue& value = (*stack)[first + i];
+    if (value.isTensorList() && is_written(argument)) {
+      for (const at::Tensor& tensor : value.toTensorVector()) {
+        written.push_back(tensor);
+      }
+    }
     if (is_generator(argument)) {
       value = host_generator(value.toOptional<at::Generator>());
     } else if (value.isDevice() && value.toDevice().type() == kDeviceType) {
@@ -126,6 +134,9 @@ void run_on_host(const c10::OperatorHandle& op, c10::DispatchKeySet,
   op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
 
   call.finish();
+  for (const at::Tensor& tensor : written) {
+    if (!tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
+  }
   const size_t num_returns = schema.returns().size();
   for (size_t i = stack->size() - num_returns; i < stack->size(); ++i) {
     (*stack)[i] = to_device(call, (*stack)[i]);
