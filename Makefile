@@ -103,6 +103,7 @@ bench: build $(VENV)/.test-libraries ## speed: figures, never assertions
 	@cmake --build --preset release -j $(JOBS) --target cpp_benchmarks
 	@build/release/benchmarks/cpp/allocator_benchmark
 	@$(VENV)/bin/python -m memscale.benchmarks predict
+	@$(VENV)/bin/python -m memscale.benchmarks recompute
 
 CPP_SOURCES = $(shell git ls-files '*.h' '*.cpp' '*.cu')
 
