@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import types
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from memscale._C import TraceError
 from memscale._fake import KnownIntegersMode
 
-__all__ = ["Faker", "make_shell"]
+__all__ = ["DeepCopies", "Faker", "make_shell"]
 
 
 class Faker:
@@ -72,12 +73,12 @@ class Faker:
             ).detach()
 
 
-class _FakeDeepCopies(TorchFunctionMode):
-    """While on, the deep copy of a tensor is its fake."""
+class DeepCopies(TorchFunctionMode):
+    """While on, the deep copy of a tensor is what ``change`` makes of it."""
 
-    def __init__(self, faker: Faker) -> None:
+    def __init__(self, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
         super().__init__()
-        self.faker = faker
+        self.change = change
 
     def __torch_function__(
         self,
@@ -89,9 +90,9 @@ class _FakeDeepCopies(TorchFunctionMode):
         if func is torch.Tensor.__deepcopy__:
             tensor, memo = args
             with self:  # nothing in here is a deep copy
-                fake = self.faker.tensor(tensor)
-            memo[id(tensor)] = fake
-            return fake
+                made = self.change(tensor)
+            memo[id(tensor)] = made
+            return made
         return func(*args, **(kwargs or {}))
 
 
@@ -101,7 +102,7 @@ def make_shell(model: nn.Module, faker: Faker) -> nn.Module:
     for tensor in [*model.parameters(), *model.buffers()]:
         memo[id(tensor)] = faker.tensor(tensor)
     try:
-        with _FakeDeepCopies(faker):
+        with DeepCopies(faker.tensor):
             return _copy_modules(model, memo)
     except TraceError:
         raise

@@ -18,9 +18,9 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.overrides import TorchFunctionMode
 
 from memscale._randomness import same_randomness
+from memscale._shell import DeepCopies
 from memscale._verify_compare import named_tensors, on_host
 from memscale._verify_layers import innermost_layers
 from memscale._verify_report import Difference
@@ -115,34 +115,13 @@ def _capture(step: Step, state: State, names: list[str]) -> list[_Captured]:
     return captured
 
 
-class _DeepCopies(TorchFunctionMode):
-    """While on, the deep copy of a tensor is what ``change`` makes of it."""
-
-    def __init__(self, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        super().__init__()
-        self.change = change
-
-    def __torch_function__(
-        self,
-        func: Any,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        if func is torch.Tensor.__deepcopy__:
-            tensor, memo = args
-            memo[id(tensor)] = made = self.change(tensor)
-            return made
-        return func(*args, **(kwargs or {}))
-
-
 def _deep_copy(
     value: Any, model: nn.Module, change: Callable[[torch.Tensor], torch.Tensor]
 ) -> Any:
     """A copy, whatever holds the tensors (a cache of keys, say); the model is not."""
     parts = [*model.modules(), *model.parameters(), *model.buffers()]
     memo: dict[int, Any] = {id(part): part for part in parts}
-    with _DeepCopies(change):
+    with DeepCopies(change):
         return copy.deepcopy(value, memo)
 
 

@@ -49,12 +49,15 @@ DEFAULT_MIN_BYTES = 64 * 1024
 # runs it.
 _of_thread = threading.local()
 
-_POLICIES = ("keep", "cheap", "block")
+_POLICIES = _C.replay_policies()
 
 
 @dataclass(frozen=True)
 class Stats:
-    """Counts since ``attach`` or ``reset_stats``. Bytes count each storage once."""
+    """Counts since ``attach`` or ``reset_stats``. Bytes count each storage once.
+
+    Kept are also parameters and inputs: all that autograd saved.
+    """
 
     saves_kept: int
     saves_dropped: int
@@ -81,25 +84,25 @@ class Replay:
     """A model's attached recomputation. Made by :func:`attach`."""
 
     def __init__(
-        self, model: nn.Module, policies: dict[str, Policy], min_bytes: int
+        self,
+        model: nn.Module,
+        layers: list[tuple[nn.Module, Policy]],
+        min_bytes: int,
     ) -> None:
-        layers = find_layers(model).modules
-        names = list(layers)
         self._engine = _C.Replay(
-            _device_of(model),
-            [_rules(policies[name], min_bytes) for name in names],
+            _device_of(model), [_rules(policy, min_bytes) for _, policy in layers]
         )
         self._hooks = (self._engine.pack_hook(), _C.unpack_hook())
         self._paused = 0
         self._of_thread = threading.local()
         self._handles: list[Any] = []
         self._on_detach: list[Callable[[], object]] = []
-        if any(policies[name] != "keep" for name in names):
+        if any(policy != "keep" for _, policy in layers):
             _hook_stack.step_aside()
             # Also when the model is dropped without detaching.
             self._come_back = weakref.finalize(self, _hook_stack.stop_stepping_aside)
-            for index, name in enumerate(names):
-                self._watch(layers[name], index)
+            for index, (module, _) in enumerate(layers):
+                self._watch(module, index)
 
     def _watch(self, module: nn.Module, index: int) -> None:
         before, after = _Before(self, index), _After(self, index)
@@ -265,31 +268,23 @@ def attach(
         raise PlanError("the model, or a part of it, is attached already: detach it")
     if isinstance(min_bytes, bool) or not isinstance(min_bytes, int) or min_bytes < 0:
         raise PlanError(f"min_bytes must be an int >= 0, got {min_bytes!r}")
-    return Replay(model, _by_layer(model, policy), min_bytes)
+    return Replay(model, _choose(find_layers(model).modules, policy), min_bytes)
 
 
-def _by_layer(
-    model: nn.Module, policy: Policy | Mapping[str, Policy]
-) -> dict[str, Policy]:
-    names = list(find_layers(model).modules)
-    if not isinstance(policy, Mapping):
-        _check(policy)
-        return dict.fromkeys(names, policy)
-    for pattern, chosen in policy.items():
-        _check(chosen)
-        if not any(fnmatch.fnmatchcase(name, pattern) for name in names):
+def _choose(
+    layers: dict[str, nn.Module], policy: Policy | Mapping[str, Policy]
+) -> list[tuple[nn.Module, Policy]]:
+    """Each layer with its policy; the first is the model itself."""
+    by_pattern = policy if isinstance(policy, Mapping) else {"*": policy}
+    chosen: dict[str, Policy] = {}
+    for pattern, choice in by_pattern.items():
+        _check(choice)
+        names = [name for name in layers if fnmatch.fnmatchcase(name, pattern)]
+        if not names:
             raise PlanError(f"no layer is named {pattern!r}")
-    return {
-        name: next(
-            (
-                chosen
-                for pattern, chosen in policy.items()
-                if fnmatch.fnmatchcase(name, pattern)
-            ),
-            "keep",
-        )
-        for name in names
-    }
+        for name in names:
+            chosen.setdefault(name, choice)  # the first that matches
+    return [(module, chosen.get(name, "keep")) for name, module in layers.items()]
 
 
 def _check(policy: object) -> None:

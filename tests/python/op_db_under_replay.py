@@ -19,24 +19,10 @@ from torch.utils import _pytree as pytree
 
 from memscale import replay
 from op_db_on_sim import _to as copied
-from op_db_on_sim import op_id, same_bits
+from op_db_on_sim import NOT_COMPARABLE, op_id, same_bits
 
 # Operators left out, each with the reason that the test prints.
-_UNINITIALISED = "returns uninitialised memory"
-_CUDA_ONLY = "compiles CUDA code; the CPU refuses it"
-SKIPPED: dict[str, str] = {
-    "empty": _UNINITIALISED,
-    "empty_like": _UNINITIALISED,
-    "empty_permuted": _UNINITIALISED,
-    "empty_strided": _UNINITIALISED,
-    "new_empty": _UNINITIALISED,
-    "new_empty_strided": _UNINITIALISED,
-    "jiterator_2inputs_2outputs": _CUDA_ONLY,
-    "jiterator_4inputs_with_extra_args": _CUDA_ONLY,
-    "jiterator_binary": _CUDA_ONLY,
-    "jiterator_binary_return_by_ref": _CUDA_ONLY,
-    "jiterator_unary": _CUDA_ONLY,
-}
+SKIPPED = NOT_COMPARABLE
 # Samples left out of operators that are compared.
 _LSTSQ = "driver gelsy does not repeat: plain runs differ from each other"
 SKIPPED_SAMPLES: dict[str, tuple[str, Callable[[Any], bool]]] = {

@@ -1,6 +1,4 @@
-#include <ATen/SequenceNumber.h>
 #include <pybind11/stl.h>
-#include <torch/csrc/autograd/function.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include <cstddef>
@@ -16,6 +14,7 @@
 #include "memscale/core/repeat.h"
 #include "memscale/core/trace.h"
 #include "memscale/runtime/recorder.h"
+#include "memscale/runtime/saved_tensor.h"
 
 namespace py = pybind11;
 
@@ -28,15 +27,6 @@ PyTypeObject* fake_tensor_type = nullptr;
 bool is_fake(const c10::TensorImpl& impl) {
   const PyObject* object = impl.pyobj_slot()->load_pyobj();
   return object != nullptr && Py_TYPE(object) == fake_tensor_type;
-}
-
-// A result that its own node saves would hold that node, and so itself, until
-// backward; if there is none (an exception), for ever. Its node is the newest.
-at::Tensor without_cycle(const at::Tensor& tensor) {
-  const auto& node = tensor.grad_fn();
-  const bool is_newest =
-      node != nullptr && node->sequence_nr() + 1 >= at::sequence_number::peek();
-  return is_newest ? tensor.variable_data() : tensor;
 }
 
 // A saved tensor, held as autograd would hold it (or not: a checkpoint drops

@@ -64,6 +64,13 @@ void bind_replay(py::module_& m) {
            py::arg("policy"), py::arg("keep_set"), py::arg("min_bytes"));
 
   m.def("unpack_hook", &make_unpack_hook);
+  m.def("replay_policies", [] {
+    py::list names;
+    for (const auto& entry : EnumNames<ReplayPolicy>::kTable) {
+      names.append(std::string(entry.name));
+    }
+    return py::tuple(names);
+  });
 
   py::class_<Replay, std::shared_ptr<Replay>>(m, "Replay")
       .def(py::init<c10::Device, std::vector<TapeRules>>(), py::arg("device"),

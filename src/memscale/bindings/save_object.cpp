@@ -14,7 +14,7 @@ namespace {
 constexpr const char* kCapsule = "memscale.Replay";
 
 struct SaveObject {
-  PyObject_HEAD std::shared_ptr<Save> save;
+  PyObject_HEAD std::shared_ptr<SavedTensor> save;
 };
 
 void dealloc(PyObject* self) {
@@ -30,7 +30,7 @@ PyTypeObject* save_type() {
         {Py_tp_dealloc, reinterpret_cast<void*>(&dealloc)},
         {Py_tp_doc, const_cast<char*>("A tensor that autograd saved.")},
         {0, nullptr}};
-    PyType_Spec spec = {"memscale._C.Save", sizeof(SaveObject), 0,
+    PyType_Spec spec = {"memscale._C.SavedTensor", sizeof(SaveObject), 0,
                         Py_TPFLAGS_DEFAULT, slots};
     return reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&spec));
   }();
@@ -43,19 +43,21 @@ PyObject* pack(PyObject* capsule, PyObject* argument) {
   auto* const replay = static_cast<std::shared_ptr<Replay>*>(
       PyCapsule_GetPointer(capsule, kCapsule));
   if (replay == nullptr) return nullptr;
-  std::shared_ptr<Save> save = (*replay)->pack(THPVariable_Unpack(argument));
+  std::shared_ptr<SavedTensor> save =
+      (*replay)->pack(THPVariable_Unpack(argument));
   auto* const object = PyObject_New(SaveObject, save_type());
   if (object == nullptr) return nullptr;
-  new (&object->save) std::shared_ptr<Save>(std::move(save));
+  new (&object->save) std::shared_ptr<SavedTensor>(std::move(save));
   return reinterpret_cast<PyObject*>(object);
   END_HANDLE_TH_ERRORS
 }
 
 PyObject* unpack(PyObject* /*self*/, PyObject* argument) {
   HANDLE_TH_ERRORS
-  TORCH_CHECK_TYPE(Py_TYPE(argument) == save_type(), "unpack takes a Save");
+  TORCH_CHECK_TYPE(Py_TYPE(argument) == save_type(),
+                   "unpack takes a SavedTensor");
   Replay::stop_watching();
-  const Save& save = *reinterpret_cast<SaveObject*>(argument)->save;
+  const SavedTensor& save = *reinterpret_cast<SaveObject*>(argument)->save;
   if (save.kept().defined()) return THPVariable_Wrap(save.unpack());
   at::Tensor tensor;
   {

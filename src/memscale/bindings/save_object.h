@@ -12,7 +12,7 @@ namespace memscale {
 // for every tensor that autograd saves, and pybind11's calls would cost as much
 // again as all that they do.
 
-// f(tensor) -> Save
+// f(tensor) -> SavedTensor
 pybind11::object make_pack_hook(std::shared_ptr<Replay> replay);
 // f(save) -> tensor
 pybind11::object make_unpack_hook();

@@ -33,6 +33,7 @@ std::unique_ptr<const OpInfo> make_op_info(const c10::OperatorHandle& handle) {
       .statistics = {},
       .training = {},
       .generator = {},
+      .accumulate = {},
       .handle = handle});
   info->rules = find_replay_rules(info->name);
   for (std::size_t i = 0; i < schema.arguments().size(); ++i) {
@@ -40,6 +41,7 @@ std::unique_ptr<const OpInfo> make_op_info(const c10::OperatorHandle& handle) {
     const auto* alias = argument.alias_info();
     if (alias != nullptr && alias->isWrite()) info->written.push_back(i);
     if (argument.name() == "generator") info->generator = i;
+    if (argument.name() == "accumulate") info->accumulate = i;
     if (!info->rules.updates_statistics) continue;
     if (argument.name() == "training") info->training = i;
     if (argument.name().starts_with("running_")) info->statistics.push_back(i);

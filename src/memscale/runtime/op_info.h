@@ -24,10 +24,12 @@ struct OpInfo {
   bool is_view = false;
   std::vector<std::size_t> written;  // arguments that the schema says it writes
   ReplayRules rules;
-  // Arguments by place: running statistics, "training", the generator.
+  // Arguments by place: running statistics, "training", the generator,
+  // "accumulate".
   std::vector<std::size_t> statistics;
   std::optional<std::size_t> training;
   std::optional<std::size_t> generator;
+  std::optional<std::size_t> accumulate;
   c10::OperatorHandle handle;
 
   // Whether calls on this backend decompose before autograd sees them.

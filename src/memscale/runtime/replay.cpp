@@ -49,10 +49,10 @@ class Claims final {
   }
 
   // Forgets what no tape needs any longer. Whether anything is left.
-  bool keep_exposed() {
+  bool forget_unneeded() {
     std::erase_if(claims_, [](const auto& entry) {
       const auto of = entry.second.tape.lock();
-      return of == nullptr || !of->is_exposed(entry.second.state);
+      return of == nullptr || !of->needs_original(entry.second.state);
     });
     return !claims_.empty();
   }
@@ -97,10 +97,10 @@ struct Replay::Call {
 namespace {
 
 // Note [After the call]
-// What a call returned, or was given, may be changed in place by its caller
-// before backward; eager does not mind unless autograd saved it. So the
-// observer stays while such bytes are claimed, and they are copied before a
-// write as within the call.
+// What a call returned, was given, or read (parameters) may be changed in place
+// by its caller before backward; eager does not mind unless autograd saved it.
+// So the observer stays while such bytes are claimed, and until backward comes
+// to this thread; they are copied before a write as within the call.
 thread_local std::unique_ptr<Replay::Call> current_call;
 thread_local Claims claims;
 
@@ -137,7 +137,7 @@ bool Replay::enter() {
       c10::InferenceMode::is_enabled()) {
     return false;
   }
-  claims.keep_exposed();
+  claims.forget_unneeded();
   current_call = std::make_unique<Call>(shared_from_this());
   if (!find_observer(&Replay::on_start)) {
     at::addThreadLocalCallback(
@@ -159,7 +159,7 @@ void Replay::leave(const std::vector<at::Tensor>& outputs) {
   }
   current_call->close_tape();
   current_call.reset();
-  if (claims.keep_exposed()) return;
+  if (claims.forget_unneeded()) return;
   if (const auto observer = find_observer(&Replay::on_start)) {
     at::removeCallback(*observer);
   }
@@ -185,8 +185,8 @@ void Replay::leave_layer() {
   current_call->change_layer();
 }
 
-std::shared_ptr<Save> Replay::pack(const at::Tensor& tensor) {
-  auto save = std::make_shared<Save>(tensor);
+std::shared_ptr<SavedTensor> Replay::pack(const at::Tensor& tensor) {
+  auto save = std::make_shared<SavedTensor>(tensor);
   if (!is_entered() || current_call->tape == nullptr ||
       !is_plain(*tensor.unsafeGetTensorImpl())) {
     ++stats_->saves_kept;
@@ -258,7 +258,12 @@ std::unique_ptr<at::ObserverContext> Replay::on_start(
       !call->replay->leaf_ops_.contain(*info, fn)) {
     return nullptr;
   }
-  call->tape->begin_op(*info, fn.inputs(), call->function_depth > 0);
+  try {
+    call->tape->begin_op(*info, fn.inputs(), call->function_depth > 0);
+  } catch (const std::exception&) {  // no memory
+    call->close_tape();
+    return nullptr;
+  }
   ++call->leaf_depth;
   return std::make_unique<OpContext>(Kind::Op,
                                      info->handle.schema().returns().size());
@@ -275,7 +280,11 @@ void Replay::on_end(const at::RecordFunction& fn,
   }
   --call->leaf_depth;
   if (call->tape == nullptr) return;
-  call->tape->end_op(fn.outputs(), ours->num_results);
+  try {
+    call->tape->end_op(fn.outputs(), ours->num_results);
+  } catch (const std::exception&) {
+    call->close_tape();
+  }
 }
 
 }  // namespace memscale

@@ -9,7 +9,7 @@
 
 #include "memscale/runtime/leaf_ops.h"
 #include "memscale/runtime/replay_stats.h"
-#include "memscale/runtime/save.h"
+#include "memscale/runtime/saved_tensor.h"
 #include "memscale/runtime/tape.h"
 
 namespace memscale {
@@ -18,9 +18,9 @@ namespace memscale {
 //
 // A call of the model is enter(), then enter_layer() and leave_layer() as its
 // layers run, then leave(); meanwhile autograd's saved-tensor hooks are pack()
-// and Save::unpack(). Each run of ops in one layer is a tape of its own, so
-// what a layer needs in backward never reaches into another: its inputs are
-// held.
+// and SavedTensor::unpack(). A tape is of one layer, but for Note [Borders]:
+// the layer's inputs are held, so that what it needs in backward does not reach
+// into another.
 //
 // Any number of threads may call the model; each call belongs to the thread
 // that entered. Ops of other threads are not seen, and their results are kept.
@@ -42,7 +42,7 @@ class Replay final : public std::enable_shared_from_this<Replay> {
   // Whether this thread is in a call of this model.
   bool is_entered() const;
 
-  std::shared_ptr<Save> pack(const at::Tensor& tensor);
+  std::shared_ptr<SavedTensor> pack(const at::Tensor& tensor);
   // Backward has come to this thread. See Note [After the call].
   static void stop_watching();
 

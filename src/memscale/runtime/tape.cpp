@@ -7,7 +7,7 @@
 #include <algorithm>
 
 #include "memscale/runtime/op_info.h"
-#include "memscale/runtime/save.h"
+#include "memscale/runtime/saved_tensor.h"
 #include "memscale/runtime/tape_lock.h"
 #include "memscale/runtime/tape_reasons.h"
 #include "memscale/runtime/tensor_kinds.h"
@@ -81,6 +81,8 @@ const char* Tape::why_not(const OpInfo& info,
     return kArguments;
   }
   if (info.rules.is_factory) return kFactory;
+  // On the CPU too, if it has several threads.
+  if (info.accumulate && inputs[*info.accumulate].toBool()) return kUnordered;
   for (const c10::IValue& input : inputs) {
     bool plain = true;
     bool on_cuda = false;
@@ -103,8 +105,9 @@ void Tape::begin_op(const OpInfo& info, c10::ArrayRef<const c10::IValue> inputs,
   running.why = why_not(info, inputs, in_function);
   running.expensive = is_expensive(info, inputs);
   const bool updates =
-      info.rules.updates_statistics && !info.statistics.empty() &&
-      inputs.size() > info.statistics.back() && is_training(info, inputs);
+      info.rules.updates_statistics &&
+      inputs.size() == info.handle.schema().arguments().size() &&
+      is_training(info, inputs);
   if (running.why == nullptr && !info.is_view) {
     running.node.arguments.resize(inputs.size());
     running.node.grad_mode = c10::GradMode::is_enabled();
@@ -216,14 +219,22 @@ void Tape::add_tensor(const at::Tensor& tensor, std::size_t argument,
 Tape::StateId Tape::read_state(const at::Tensor& tensor) {
   const StateId id = find_state(tensor);
   State& state = states_[id];
-  if (state.why != nullptr || is_written_now(storage_of(tensor))) return id;
+  if (is_written_now(storage_of(tensor))) return id;
+  if (state.why != nullptr) {
+    if (!state.held) hold_here(id, tensor);
+    return id;
+  }
   std::uint32_t depth = state.depth;
   if (state.section != section_) {
     ++depth;
     const bool is_claimed = std::ranges::find(crossing_, id) != crossing_.end();
     if (depth > kMaxDepth ||
         (!is_claimed && (!can_claim(id) || !is_worth_dropping(id)))) {
-      hold_at_border(state, tensor);
+      state.why = kBorder;
+      state.depth = 0;
+      hold_here(id, tensor);
+      forget_maker(state);
+      state.maker = kNone;
       return id;
     }
     // What it is made from stays there while this layer may come to need it.
@@ -236,12 +247,10 @@ Tape::StateId Tape::read_state(const at::Tensor& tensor) {
   return id;
 }
 
-void Tape::hold_at_border(State& state, const at::Tensor& tensor) {
-  state.why = kBorder;
-  state.depth = 0;
-  state.held = own_storage(tensor);
-  forget_maker(state);
-  state.maker = kNone;
+// An earlier section's, and read in this one: held while that lasts.
+void Tape::hold_here(StateId id, const at::Tensor& tensor) {
+  states_[id].held = own_storage(tensor);
+  held_here_.push_back(id);
 }
 
 bool Tape::is_written_now(const c10::StorageImpl* storage) const {
@@ -256,6 +265,7 @@ bool Tape::is_current(const State& state) const {
 }
 
 Tape::StateId Tape::find_state(const at::Tensor& tensor) {
+  at_once_ |= is_changed_in_backward(tensor);
   const c10::StorageImpl* storage = storage_of(tensor);
   const auto found = current_.find(storage);
   if (found != current_.end()) {
@@ -266,7 +276,6 @@ Tape::StateId Tape::find_state(const at::Tensor& tensor) {
     if (!state.ours) state.lost = state.maker == kNone;
     if (!state.ours) bury(state.held);
   }
-  at_once_ |= is_changed_in_backward(tensor);
   const StateId state = new_state(tensor, nullptr, kNone, kOutside);
   states_[state].is_leaf = !has_history(tensor);
   return state;
@@ -353,7 +362,7 @@ void Tape::end_op(c10::ArrayRef<c10::IValue> outputs,
     nodes_.push_back(std::move(node));
   }
   ++num_ops_;
-  for (const std::shared_ptr<Save>& save : std::exchange(pending_, {})) {
+  for (const std::shared_ptr<SavedTensor>& save : std::exchange(pending_, {})) {
     const auto found = current_.find(storage_of(save->kept()));
     if (found != current_.end()) {
       settle(save, found->second);

@@ -25,7 +25,7 @@
 namespace memscale {
 
 struct OpInfo;
-class Save;
+class SavedTensor;
 
 // What the tape of one layer's call is to do.
 struct TapeRules {
@@ -81,7 +81,8 @@ class Tape final : public std::enable_shared_from_this<Tape> {
   // Decides for one save: `save` holds the tensor, and may be made to drop it.
   // True: it stays held, and came from outside of this tape. Never waits: while
   // another thread replays, it stays held.
-  bool decide(const at::Tensor& tensor, const std::shared_ptr<Save>& save);
+  bool decide(const at::Tensor& tensor,
+              const std::shared_ptr<SavedTensor>& save);
   // A state that others must be asked about before its storage is written.
   struct Claim {
     StoragePtr storage;
@@ -104,7 +105,7 @@ class Tape final : public std::enable_shared_from_this<Tape> {
   void before_write(StateId state, const at::Tensor& written);
   // Whether its original bytes are there and needed, and so must not be
   // written.
-  bool is_exposed(StateId state);
+  bool needs_original(StateId state);
   // Somebody holds the bytes of this state anyway: no need to replay it.
   void offer(StateId state, const StoragePtr& storage);
 
@@ -212,9 +213,9 @@ class Tape final : public std::enable_shared_from_this<Tape> {
   bool is_written_now(const c10::StorageImpl* storage) const;
   bool is_current(const State& state) const;
   StateId read_state(const at::Tensor& tensor);
-  void hold_at_border(State& state, const at::Tensor& tensor);
+  void hold_here(StateId state, const at::Tensor& tensor);
   void follow_keep_set(const OpInfo& info);
-  void settle(const std::shared_ptr<Save>& save, StateId state);
+  void settle(const std::shared_ptr<SavedTensor>& save, StateId state);
   void copy_out(State& state, const at::Tensor& written);
   // In fewer bits, to the bit: tape_packed.cpp.
   void keep_packed(Node& node);
@@ -227,7 +228,6 @@ class Tape final : public std::enable_shared_from_this<Tape> {
   bool is_there(const State& state) const;
   bool is_worth_dropping(StateId state);
   void claim(StateId state);
-  void unclaim(StateId state);
   void unclaim_all(std::vector<StateId> states);
   void forget_maker(State& state);
   void bury(StoragePtr& storage);
@@ -254,14 +254,17 @@ class Tape final : public std::enable_shared_from_this<Tape> {
   std::vector<Node> nodes_;
   ska::flat_hash_map<const c10::StorageImpl*, StateId> current_;
   std::optional<Running> running_;
-  std::vector<std::shared_ptr<Save>> pending_;  // of the running op's results
-  std::vector<std::pair<std::weak_ptr<Save>, StateId>> undecided_;
+  std::vector<std::shared_ptr<SavedTensor>>
+      pending_;  // of the running op's results
+  std::vector<std::pair<std::weak_ptr<SavedTensor>, StateId>> undecided_;
   std::size_t num_ops_ = 0;  // of the keep set, followed so far
   bool follows_keep_set_ = false;
   bool open_ = true;
   std::uint32_t section_ = 0;
   StateId first_of_section_ = 0;
-  std::vector<StateId> crossing_;  // read in this section, from earlier ones
+  // Read in this section, from earlier ones: to be replayed, and held.
+  std::vector<StateId> crossing_;
+  std::vector<StateId> held_here_;
   std::uint32_t num_searches_ = 0;
   // A parameter is changed as soon as it has its gradient: replay all first.
   bool at_once_ = false;

@@ -65,9 +65,12 @@ void Tape::claim(StateId id) {
     State& state = states_[path.back()];
     path.pop_back();
     if (state.readers++ > 0 || state.held) continue;
-    if (is_there(state)) {
-      state.held = state.original.lock();
-      if (state.held) continue;
+    if (is_there(state)) state.held = state.original.lock();
+    if (state.held) continue;
+    if (state.maker == kNone) {
+      // Another thread has just let it go: backward will say so.
+      state.lost = true;
+      continue;
     }
     state.by_maker = true;
     Node& node = nodes_[state.maker];
@@ -75,8 +78,6 @@ void Tape::claim(StateId id) {
     path.insert(path.end(), node.reads.begin(), node.reads.end());
   }
 }
-
-void Tape::unclaim(StateId id) { unclaim_all({id}); }
 
 void Tape::unclaim_all(std::vector<StateId> path) {
   while (!path.empty()) {

@@ -13,7 +13,7 @@
 #include <utility>
 
 #include "memscale/runtime/op_info.h"
-#include "memscale/runtime/save.h"
+#include "memscale/runtime/saved_tensor.h"
 #include "memscale/runtime/tape.h"
 #include "memscale/runtime/tape_lock.h"
 #include "memscale/runtime/tensor_kinds.h"

@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "memscale/runtime/op_info.h"
-#include "memscale/runtime/save.h"
+#include "memscale/runtime/saved_tensor.h"
 #include "memscale/runtime/tape.h"
 #include "memscale/runtime/tape_lock.h"
 #include "memscale/runtime/tape_reasons.h"
@@ -31,14 +31,17 @@ void Tape::cross_border() {
   const Locked lock(*this);
   ++section_;
   unclaim_all(std::exchange(crossing_, {}));
-  for (StateId id = first_of_section_; id < states_.size(); ++id) {
+  const auto let_go = [&](StateId id) {
     State& state = states_[id];
     if (state.readers == 0 && !state.ours) bury(state.held);
-  }
+  };
+  for (const StateId id : std::exchange(held_here_, {})) let_go(id);
+  for (StateId id = first_of_section_; id < states_.size(); ++id) let_go(id);
   first_of_section_ = static_cast<StateId>(states_.size());
 }
 
-bool Tape::decide(const at::Tensor& tensor, const std::shared_ptr<Save>& save) {
+bool Tape::decide(const at::Tensor& tensor,
+                  const std::shared_ptr<SavedTensor>& save) {
   const Locked lock(*this, std::try_to_lock);
   if (!lock) {
     ++stats_->saves_kept;
@@ -59,7 +62,7 @@ bool Tape::decide(const at::Tensor& tensor, const std::shared_ptr<Save>& save) {
   return states_[found->second].why == kOutside;
 }
 
-void Tape::settle(const std::shared_ptr<Save>& save, StateId id) {
+void Tape::settle(const std::shared_ptr<SavedTensor>& save, StateId id) {
   State& state = states_[id];
   const char* why = state.why;
   if (why == nullptr && !can_claim(id)) why = kLost;
@@ -95,7 +98,7 @@ void Tape::add_output(const at::Tensor& tensor) {
 void Tape::decide_again() {
   const Locked lock(*this);
   for (const auto& [weak, id] : std::exchange(undecided_, {})) {
-    const std::shared_ptr<Save> save = weak.lock();
+    const std::shared_ptr<SavedTensor> save = weak.lock();
     State& state = states_[id];
     state.is_saved = false;
     // Held: others are made from it.
@@ -104,13 +107,15 @@ void Tape::decide_again() {
       state.is_saved = true;
       continue;
     }
+    if (state.num_saves == 0) {
+      stats_->bytes_dropped += state.bytes;
+      stats_->bytes_kept -= state.bytes;
+    }
     claim(id);
     ++state.num_saves;
     save->drop(shared_from_this(), id);
     ++stats_->saves_dropped;
     --stats_->saves_kept;
-    stats_->bytes_dropped += state.bytes;
-    stats_->bytes_kept -= state.bytes;
   }
 }
 
@@ -165,14 +170,16 @@ void Tape::before_write(StateId state, const at::Tensor& written) {
   copy_out(states_[state], written);
 }
 
-bool Tape::is_exposed(StateId id) {
-  const Locked lock(*this);
+bool Tape::needs_original(StateId id) {
+  const Locked lock(*this, std::try_to_lock);
+  if (!lock) return true;  // it is being replayed
   const State& state = states_[id];
   return state.readers > 0 && !state.ours && state.original.use_count() > 0;
 }
 
 void Tape::offer(StateId id, const StoragePtr& storage) {
-  const Locked lock(*this);
+  const Locked lock(*this, std::try_to_lock);
+  if (!lock) return;
   State& state = states_[id];
   if (state.readers == 0 || state.held || !is_current(state)) return;
   if (state.original.lock() != storage) return;

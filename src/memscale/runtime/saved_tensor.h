@@ -17,12 +17,12 @@ namespace memscale {
 // again. Lives as long as autograd's node; its end releases what it needs.
 // Not thread-safe but for what Tape does: autograd unpacks a node in one
 // thread.
-class Save final {
+class SavedTensor final {
  public:
-  explicit Save(const at::Tensor& tensor);
-  ~Save();
-  Save(const Save&) = delete;
-  Save& operator=(const Save&) = delete;
+  explicit SavedTensor(const at::Tensor& tensor);
+  ~SavedTensor();
+  SavedTensor(const SavedTensor&) = delete;
+  SavedTensor& operator=(const SavedTensor&) = delete;
 
   // From now on the tape's; called once, by the tape.
   void drop(std::shared_ptr<Tape> tape, Tape::StateId state);
@@ -43,6 +43,11 @@ class Save final {
   const std::type_info* maker_ = nullptr;  // class of the node that made it
   std::uint32_t output_nr_ = 0;
 };
+
+// The tensor, to be held by a save. A result that its own node saves would hold
+// that node, and so itself, until backward; if there is none (an exception),
+// for ever: then it is an alias.
+at::Tensor without_cycle(const at::Tensor& tensor);
 
 // Whether something is to happen to this parameter as soon as it has its
 // gradient: optimizers that step in backward.

@@ -1,4 +1,4 @@
-#include "memscale/runtime/save.h"
+#include "memscale/runtime/saved_tensor.h"
 
 #include <ATen/SequenceNumber.h>
 #include <c10/util/Type.h>
@@ -11,25 +11,20 @@
 
 namespace memscale {
 
-namespace {
-
-// A result that its own node saves would hold that node, and so itself, until
-// backward; if there is none (an exception), for ever. Its node is the newest.
-at::Tensor without_cycle(const at::Tensor& tensor,
-                         const torch::autograd::AutogradMeta* meta) {
+at::Tensor without_cycle(const at::Tensor& tensor) {
+  // Its own node is the newest.
+  const auto* meta = torch::autograd::impl::get_autograd_meta(tensor);
   const bool is_newest =
       meta != nullptr && meta->grad_fn_ &&
       meta->grad_fn_->sequence_nr() + 1 >= at::sequence_number::peek();
   return is_newest ? alias_of(tensor) : tensor;
 }
 
-}  // namespace
-
-Save::Save(const at::Tensor& tensor)
+SavedTensor::SavedTensor(const at::Tensor& tensor)
     : counter_(tensor.unsafeGetTensorImpl()->version_counter()) {
   if (counter_.enabled()) version_ = counter_.current_version();
   const auto* meta = torch::autograd::impl::get_autograd_meta(tensor);
-  kept_ = without_cycle(tensor, meta);
+  kept_ = without_cycle(tensor);
   if (meta != nullptr && meta->grad_fn_) {
     const torch::autograd::Node& maker = *meta->grad_fn_;
     maker_ = &typeid(maker);
@@ -37,18 +32,18 @@ Save::Save(const at::Tensor& tensor)
   }
 }
 
-Save::~Save() {
+SavedTensor::~SavedTensor() {
   if (tape_ != nullptr) tape_->release(state_);
 }
 
-void Save::drop(std::shared_ptr<Tape> tape, Tape::StateId state) {
+void SavedTensor::drop(std::shared_ptr<Tape> tape, Tape::StateId state) {
   geometry_.emplace(*kept_.unsafeGetTensorImpl());
   tape_ = std::move(tape);
   state_ = state;
   kept_ = at::Tensor();
 }
 
-at::Tensor Save::unpack() const {
+at::Tensor SavedTensor::unpack() const {
   if (counter_.enabled() && counter_.current_version() != version_) {
     std::string maker;
     if (maker_ != nullptr) {
