@@ -112,6 +112,7 @@ void Tape::begin_op(const OpInfo& info, c10::ArrayRef<const c10::IValue> inputs,
     running.node.arguments.resize(inputs.size());
     running.node.grad_mode = c10::GradMode::is_enabled();
     running.node.default_type = c10::get_default_dtype();
+    running.node.kernel_flags = kernel_flags();
   }
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     Access access = Access::Read;

@@ -20,6 +20,7 @@
 
 #include "memscale/core/replay_rules.h"
 #include "memscale/runtime/geometry.h"
+#include "memscale/runtime/kernel_flags.h"
 #include "memscale/runtime/replay_stats.h"
 
 namespace memscale {
@@ -51,10 +52,10 @@ struct TapeRules {
 //
 // Note [Why replay is bit-equal]
 // The same kernel is called on the same bytes at the same strides, with the
-// same arguments, generator state and grad mode, below autograd and autocast,
-// which had their say when it was recorded. Nothing is replayed from bytes
-// whose version differs from the recorded one, and nothing is written but
-// memory of our own.
+// same arguments, generator state, kernel flags and grad mode, below autograd
+// and autocast, which had their say when it was recorded. Nothing is replayed
+// from bytes whose version differs from the recorded one, and nothing is
+// written but memory of our own.
 //
 // Note [Borders]
 // Where one layer ends and the next begins, its input is held: otherwise the
@@ -173,6 +174,7 @@ class Tape final : public std::enable_shared_from_this<Tape> {
     StoragePtr packed;
     std::uint32_t num_needed = 0;
     caffe2::TypeMeta default_type;  // some results' dtypes depend on it
+    KernelFlags kernel_flags = 0;
     bool grad_mode = false;
     bool done = false;
     std::uint32_t search = 0;  // the last one that came by

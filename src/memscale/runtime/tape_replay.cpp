@@ -221,6 +221,7 @@ void Tape::run(Node& node) {
       c10::autocast_dispatch_keyset);
   const c10::AutoGradMode grad_mode(node.grad_mode);
   const DefaultType default_type(node.default_type);
+  const KernelFlagsGuard kernel_flags(node.kernel_flags);
   std::vector<StoragePtr> targets = make_targets(node);
   std::vector<c10::IValue> stack = make_stack(node, targets);
   std::optional<RecordedState> state;
