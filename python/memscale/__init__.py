@@ -25,9 +25,10 @@ from memscale._C import (  # noqa: E402
     PlanError,
     TraceError,
 )
-from memscale.api import detach, wrap  # noqa: E402
+from memscale.api import detach, optimize, wrap  # noqa: E402
 from memscale.config import AsyncOffloadConfig, Config, OptimizationMode  # noqa: E402
 from memscale.estimator import Estimate, estimate  # noqa: E402
+from memscale.executor import Executor  # noqa: E402
 from memscale.first_step import FirstStepEstimate, estimate_at_first_step  # noqa: E402
 from memscale.oom import OomReport, explain_oom  # noqa: E402
 from memscale.verify import VerifyError, VerifyReport, verify_correctness  # noqa: E402
@@ -40,6 +41,7 @@ __all__ = [
     "ConfigError",
     "Error",
     "Estimate",
+    "Executor",
     "FirstStepEstimate",
     "HardwareError",
     "InputError",
@@ -57,6 +59,7 @@ __all__ = [
     "hardware",
     "logs",
     "memory",
+    "optimize",
     "replay",
     "simdev",
     "verify_correctness",

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 
 from memscale import _C
 
 __all__ = ["add_file", "configure", "install", "logger", "set_level"]
 
-# No handler of our own, not even a NullHandler: where the program sets up no
-# logging, Python's last resort still shows our warnings on stderr.
+# No handler on import: where the program sets up no logging, Python's last resort
+# still shows our warnings on stderr. wrap() adds one, see configure().
 logger = logging.getLogger("memscale")
 
 _LEVELS = {
@@ -40,13 +41,31 @@ def install() -> None:
 
 
 def configure(config: _C.Config) -> None:
-    """Do what ``enable_logging`` and ``log_file`` of the config say."""
+    """Do what ``enable_logging`` and ``log_file`` of the config say.
+
+    A program that sets up no logging sees the log on stderr.
+    """
     if not config.enable_logging:
         _C.set_log_sink(_silence)
         return
     install()
+    if logger.level == logging.NOTSET:
+        set_level("info")
+    if not logger.hasHandlers():
+        logger.addHandler(_Terminal())
     if config.log_file is not None:
         add_file(config.log_file)
+
+
+class _Terminal(logging.Handler):
+    """Messages as they are, to what stderr is at the moment.
+
+    Silent once the program sets up logging of its own.
+    """
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if not logging.getLogger().handlers:
+            print(record.getMessage(), file=sys.stderr)
 
 
 def set_level(level: str) -> None:

@@ -25,19 +25,28 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
 import torch
 from torch import nn
+from torch.compiler import is_compiling
 
 from memscale import _C, _hook_stack
 from memscale._C import KeepSet, PlanError, TapeRules
 from memscale.layers import find_layers
 
-__all__ = ["DEFAULT_MIN_BYTES", "KeepSet", "Policy", "Replay", "Stats", "attach"]
+__all__ = [
+    "DEFAULT_MIN_BYTES",
+    "KeepSet",
+    "Policy",
+    "Replay",
+    "Stats",
+    "attach",
+    "is_attached",
+]
 
 # A policy's name, or a keep set.
 Policy = str | KeepSet
@@ -88,11 +97,13 @@ class Replay:
         model: nn.Module,
         layers: list[tuple[nn.Module, Policy]],
         min_bytes: int,
+        around: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> None:
         self._engine = _C.Replay(
             _device_of(model), [_rules(policy, min_bytes) for _, policy in layers]
         )
         self._hooks = (self._engine.pack_hook(), _C.unpack_hook())
+        self._around = around
         self._paused = 0
         self._of_thread = threading.local()
         self._handles: list[Any] = []
@@ -139,11 +150,15 @@ class Replay:
         if not self._engine.enter():
             return False
         _hook_stack.push(self._hooks)
-        _of_thread.call = (self, frame)
+        around = self._around()
+        around.__enter__()
+        _of_thread.call = (self, frame, around)
         return True
 
     def _leave(self, output: Any) -> None:
+        _, _, around = _of_thread.call
         _of_thread.call = None
+        around.__exit__(None, None, None)
         _hook_stack.pop(self._hooks)
         self._engine.leave(_tensors_in(output))
 
@@ -203,16 +218,22 @@ class _Hook:
         return self._replay is not None
 
 
+# Without gradients, and where torch.compile looks on, hooks do nothing: what is
+# compiled holds what the compiler chose.
+
+
 class _Before(_Hook):
     def __call__(self, _module: nn.Module, _args: Any) -> None:
-        if self._replay is not None:
-            self._replay._before(self._index, sys._getframe(1))
+        if self._replay is None or not torch.is_grad_enabled() or is_compiling():
+            return
+        self._replay._before(self._index, sys._getframe(1))
 
 
 class _After(_Hook):
     def __call__(self, _module: nn.Module, _args: Any, output: Any) -> None:
-        if self._replay is not None:
-            self._replay._after(self._index, output)
+        if self._replay is None or is_compiling():
+            return
+        self._replay._after(self._index, output)
 
 
 def _end_interrupted_call() -> None:
@@ -223,7 +244,7 @@ def _end_interrupted_call() -> None:
     call = getattr(_of_thread, "call", None)
     if call is None:
         return
-    replay, frame = call
+    replay, frame, _ = call
     try:
         frame.clear()
     except RuntimeError:
@@ -232,9 +253,22 @@ def _end_interrupted_call() -> None:
     replay._leave(None)
 
 
-def _hooks_in(model: nn.Module) -> Iterator[Any]:
+def is_attached(model: nn.Module) -> bool:
+    """Whether the model or a part of it is."""
+    return any(
+        isinstance(hook, _Hook) and hook.is_on
+        for module in model.modules()
+        for hook in module._forward_pre_hooks.values()
+    )
+
+
+def _remove_dead_hooks(model: nn.Module) -> None:
+    """Those that came with a copy of an attached model."""
     for module in model.modules():
-        yield from module._forward_pre_hooks.values()
+        for hooks in (module._forward_pre_hooks, module._forward_hooks):
+            for key in [k for k, hook in hooks.items() if isinstance(hook, _Hook)]:
+                del hooks[key]
+                module._forward_hooks_always_called.pop(key, None)
 
 
 def _tensors_in(output: Any) -> list[torch.Tensor]:
@@ -255,20 +289,24 @@ def attach(
     policy: Policy | Mapping[str, Policy] = "cheap",
     *,
     min_bytes: int = DEFAULT_MIN_BYTES,
+    around: Callable[[], AbstractContextManager[object]] = nullcontext,
 ) -> Replay:
     """Recompute from now on what ``policy`` does not keep.
 
     One policy for all layers, or policies by layer name or pattern
     (``{"transformer.h.*": "block"}``; the first that matches counts, layers
     without one keep everything). Storages smaller than ``min_bytes`` are kept.
+    ``around()`` gives a context for each call that is recorded.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be an nn.Module, got {type(model).__name__}")
-    if any(isinstance(h, _Before) and h.is_on for h in _hooks_in(model)):
+    if is_attached(model):
         raise PlanError("the model, or a part of it, is attached already: detach it")
+    _remove_dead_hooks(model)
     if isinstance(min_bytes, bool) or not isinstance(min_bytes, int) or min_bytes < 0:
         raise PlanError(f"min_bytes must be an int >= 0, got {min_bytes!r}")
-    return Replay(model, _choose(find_layers(model).modules, policy), min_bytes)
+    layers = _choose(find_layers(model).modules, policy)
+    return Replay(model, layers, min_bytes, around)
 
 
 def _choose(

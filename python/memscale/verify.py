@@ -138,8 +138,8 @@ def _wrapped(
     from memscale import api, replay
 
     if policy is not None:
-        options = {} if min_bytes is None else {"min_bytes": min_bytes}
-        handle = replay.attach(model, policy, **options)
+        smallest = replay.DEFAULT_MIN_BYTES if min_bytes is None else min_bytes
+        handle = replay.attach(model, policy, min_bytes=smallest)
         try:
             yield handle
         finally:

@@ -1,0 +1,66 @@
+"""``use_cache`` of Hugging Face models: keys and values held for generation.
+
+In training nobody reads them, yet they would be held through the whole step, against
+what recomputation saves. While a wrapped model is called for training the switch is
+off; evaluation and ``generate`` find it as it was.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import nn
+
+__all__ = ["UseCache"]
+
+
+class UseCache:
+    """The switches of one model. Calls may nest and come from several threads."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._lock = threading.Lock()
+        self._num_calls = 0
+        self._turned: list[Any] = []
+
+    @property
+    def is_on(self) -> bool:
+        """Whether the model would keep a cache."""
+        return any(True for _ in self._configs())
+
+    def turn_off(self) -> None:
+        with self._lock:
+            self._num_calls += 1
+            if self._num_calls == 1:
+                self._turned = list(self._configs())
+                for config in self._turned:
+                    config.use_cache = False
+
+    def restore(self) -> None:
+        with self._lock:
+            self._num_calls -= 1
+            if self._num_calls == 0:
+                for config in self._turned:
+                    config.use_cache = True
+                self._turned = []
+
+    @contextmanager
+    def off(self) -> Iterator[None]:
+        self.turn_off()
+        try:
+            yield
+        finally:
+            self.restore()
+
+    def _configs(self) -> Iterator[Any]:
+        """Those that are on; a configuration that modules share comes once."""
+        seen: set[int] = set()
+        for module in self._model.modules():
+            config = module.__dict__.get("config")
+            if id(config) in seen or getattr(config, "use_cache", None) is not True:
+                continue
+            seen.add(id(config))
+            yield config

@@ -1,0 +1,81 @@
+"""What ``wrap`` takes: a model, or something that trains one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from memscale._C import InputError
+
+__all__ = ["find_model"]
+
+# Classes by name, so that their libraries need not be imported: what to do instead.
+_REFUSED = {
+    "DataParallel": (
+        "copies the model to several devices at every call; use "
+        "DistributedDataParallel, or wrap the model inside of it for one device"
+    ),
+    "FullyShardedDataParallel": "moves parameters itself; wrap the model or shard it",
+    "FSDPModule": "moves parameters itself; wrap the model or shard it",
+    "DeepSpeedEngine": (
+        "moves parameters and activations itself; wrap the model or use the engine"
+    ),
+}
+
+
+def find_model(target: Any) -> nn.Module:
+    """The model of ``target``: itself, or that of a Trainer.
+
+    Raises TypeError for what is neither, and InputError for a model that cannot be
+    wrapped, saying why.
+    """
+    if isinstance(target, type):
+        raise TypeError(
+            f"target must be a model, got the class {target.__name__}: make one first"
+        )
+    model: Any = target
+    if not isinstance(target, nn.Module):
+        model = getattr(target, "model", None)
+        if not isinstance(model, nn.Module) or not callable(
+            getattr(target, "train", None)
+        ):
+            raise TypeError(
+                "target must be a torch.nn.Module or a Trainer (with .model and "
+                f".train), got {type(target).__name__}"
+            )
+    found: nn.Module = model
+    _check_kind(found)
+    _check_devices(found)
+    return found
+
+
+def _check_kind(model: nn.Module) -> None:
+    if isinstance(model, torch.jit.ScriptModule):
+        raise InputError(
+            "target must be a module in Python, got a scripted one: wrap the original"
+        )
+    for module in model.modules():
+        for cls in type(module).__mro__:
+            if cls.__name__ in _REFUSED and not cls.__module__.startswith("memscale"):
+                raise InputError(
+                    f"target must not contain a {cls.__name__}, which "
+                    f"{_REFUSED[cls.__name__]}"
+                )
+
+
+def _check_devices(model: nn.Module) -> None:
+    tensors = [*model.parameters(), *model.buffers()]
+    # A few small buffers on the host do not matter; parameters do.
+    devices = {p.device for p in model.parameters() if p.device.type != "meta"}
+    if any(t.is_meta for t in tensors):
+        raise InputError(
+            "target must have its weights, got some on the meta device: load them "
+            "first (memscale.estimate needs none)"
+        )
+    if len(devices) > 1:
+        raise InputError(
+            "target must be on one device, got "
+            + " and ".join(sorted(map(str, devices)))
+        )
