@@ -42,6 +42,8 @@ struct KeepSet {
   bool keeps(std::size_t op, std::size_t output) const;
   // Throws PlanError if an index is out of order or out of range.
   void check() const;
+
+  bool operator==(const KeepSet&) const = default;
 };
 
 // How much work is in an element of an op's results, by kind of op.

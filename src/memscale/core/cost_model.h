@@ -1,0 +1,35 @@
+#pragma once
+
+#include <cstdint>
+
+#include "memscale/core/hardware.h"
+#include "memscale/core/trace.h"
+
+namespace memscale {
+
+// How long ops take, from their flops and the bytes they move: the larger of
+// both (a roofline), and something for each call. Integers: the same on every
+// host. What plans compare are ratios of such times, not clocks.
+class CostModel final {
+ public:
+  // Of a CPU core, and so of the simulated device: rates as measured on an
+  // x86-64 server core with torch's kernels, a table for those functions that
+  // take more than their bytes.
+  static CostModel of_cpu();
+  // Of a card. Rates that are not known are those of a mid-range one.
+  static CostModel of(const DeviceSpec& device);
+
+  std::int64_t nanoseconds(const Trace& trace, const Op& op) const;
+
+  // Of a whole step, as it is traced.
+  std::int64_t nanoseconds(const Trace& trace) const;
+
+ private:
+  double flops_ = 0;  // FLOP/s, in 32 bits
+  double half_flops_ = 0;
+  double bandwidth_ = 0;  // bytes/s
+  std::int64_t call_ = 0;  // ns
+  bool is_cpu_ = false;
+};
+
+}  // namespace memscale

@@ -1,0 +1,109 @@
+#include "memscale/core/decision.h"
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+
+#include "memscale/base/ascii.h"
+#include "memscale/base/error.h"
+#include "memscale/base/log.h"
+#include "memscale/core/rules/recompute_layers.h"
+#include "memscale/core/rules/rule.h"
+#include "memscale/core/timeline.h"
+
+namespace memscale {
+namespace {
+
+// In this order. See rules/rule.h.
+constexpr std::array kRules = {
+    Rule{"weigh_memory", &weigh_memory},
+    Rule{"skip_tiny_model", &skip_tiny_model},
+    Rule{"recompute_layers", &recompute_layers},
+};
+
+void check(const Question& question) {
+  for (const std::string& name : question.disabled_rules) {
+    if (std::ranges::find(kRules, name, &Rule::name) == kRules.end()) {
+      throw PlanError(str("disabled_rules must name rules, got ",
+                          ascii::quoted(name)));
+    }
+  }
+}
+
+// Every layer keeps all: what rules start from.
+Plan plain_plan(const Question& question, const Timeline& timeline) {
+  const Trace& trace = *question.trace;
+  const auto peak = timeline.peak();
+  Plan plan;
+  plan.model = question.model;
+  plan.fingerprint = fingerprint_of(trace);
+  plan.call = question.call;
+  plan.device = question.device;
+  plan.optimizer = question.optimizer;
+  plan.mode = question.config.mode;
+  plan.budget = question.config.budget;
+  for (const Layer& layer : trace.layers) {
+    plan.layers.push_back({.layer = layer.name});
+  }
+  plan.plain_nanoseconds = question.cost.nanoseconds(trace);
+  plan.plain_peak = peak ? peak->bytes : timeline.resident();
+  apply_forecast(
+      question,
+      forecast(question, uniform_rules(question, ReplayPolicy::Keep)), plan);
+  return plan;
+}
+
+}  // namespace
+
+std::optional<Bytes> Question::limit() const {
+  if (config.budget) return config.budget;
+  if (!device_memory) return std::nullopt;
+  return Bytes(static_cast<std::int64_t>(
+      static_cast<double>(device_memory->count()) * utilization));
+}
+
+Decision decide(const Question& question) {
+  check(question);
+  const Timeline timeline(*question.trace, Place::Device,
+                          question.granularity);
+  Decision decision{plain_plan(question, timeline), std::nullopt};
+  for (const Rule& rule : kRules) {
+    if (std::ranges::find(question.disabled_rules, rule.name) !=
+        question.disabled_rules.end()) {
+      continue;
+    }
+    const auto start = std::chrono::steady_clock::now();
+    RuleContext context{question, timeline, decision, rule.name};
+    const bool go_on = rule.apply(context);
+    decision.plan.check();
+    const std::chrono::duration<double, std::milli> time =
+        std::chrono::steady_clock::now() - start;
+    log::debug("decide", "rule ", rule.name, ": ", time.count(), " ms");
+    if (!go_on) break;
+  }
+  return decision;
+}
+
+std::vector<Plan> plan_frontier(const Question& question,
+                                std::size_t max_plans) {
+  check(question);
+  const Timeline timeline(*question.trace, Place::Device,
+                          question.granularity);
+  const Plan plain = plain_plan(question, timeline);
+  std::vector<Plan> plans;
+  for (const Forecast& found : forecast_frontier(question, max_plans)) {
+    Plan plan = plain;
+    apply_forecast(question, found, plan);
+    plan.verdicts.push_back({"frontier", "the fastest with this peak"});
+    plans.push_back(std::move(plan));
+  }
+  return plans;
+}
+
+std::vector<std::string> rule_names() {
+  std::vector<std::string> names;
+  for (const Rule& rule : kRules) names.emplace_back(rule.name);
+  return names;
+}
+
+}  // namespace memscale

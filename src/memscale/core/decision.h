@@ -1,0 +1,61 @@
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "memscale/base/bytes.h"
+#include "memscale/core/config.h"
+#include "memscale/core/cost_model.h"
+#include "memscale/core/plan.h"
+#include "memscale/core/trace.h"
+
+// From a traced step to a plan. The same question gives the same plan, byte for
+// byte, on any host.
+
+namespace memscale {
+
+struct Question {
+  // The plain step; must outlive the decision.
+  const Trace* trace = nullptr;
+  EffectiveConfig config;
+  bool force = false;      // plan even for a tiny model
+  double utilization = 1;  // share of the device's memory to plan for
+  CostModel cost = CostModel::of_cpu();
+  bool on_cpu = false;  // the device is the CPU itself
+  Bytes granularity = Bytes(1);  // of the device's allocator
+  std::optional<Bytes> device_memory;
+  Bytes min_bytes;  // smaller storages are kept
+  // Predictions were too low by so much, as the first steps showed.
+  Bytes margin;
+  std::vector<std::string> disabled_rules;
+  // Written into the plan.
+  std::string model;
+  std::string call;
+  std::string device;
+  std::string optimizer;
+
+  // What the plan has to stay below, if anything: the budget, else the device's
+  // memory times its utilization.
+  std::optional<Bytes> limit() const;
+};
+
+struct Decision {
+  Plan plan;
+  // Unless there is a plan under the budget: the smallest that has one, which
+  // is then `plan`.
+  std::optional<Bytes> smallest_budget;
+};
+
+Decision decide(const Question& question);
+
+// Plans from the smallest peak to the fastest, at most so many: peaks rise,
+// predicted times fall.
+std::vector<Plan> plan_frontier(const Question& question,
+                                std::size_t max_plans);
+
+// Names of the rules, in their order.
+std::vector<std::string> rule_names();
+
+}  // namespace memscale

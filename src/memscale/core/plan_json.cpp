@@ -1,0 +1,76 @@
+#include <utility>
+
+#include "memscale/base/error.h"
+#include "memscale/core/json_fields.h"
+#include "memscale/core/plan.h"
+
+namespace memscale {
+
+// As in trace_json.cpp: all members, in the order they are written.
+using json::Is;
+
+static void each_field(Is<KeepSet> auto& keep_set, auto&& field) {
+  auto& [ops, kept] = keep_set;
+  field("ops", ops);
+  field("kept", kept);
+}
+
+static void each_field(Is<LayerPlan> auto& plan, auto&& field) {
+  auto& [layer, policy, keep_set, plain_bytes, held_bytes, nanoseconds,
+         reason] = plan;
+  field("layer", layer);
+  field("policy", policy);
+  field("keep_set", keep_set);
+  field("plain_bytes", plain_bytes);
+  field("held_bytes", held_bytes);
+  field("nanoseconds", nanoseconds);
+  field("reason", reason);
+}
+
+static void each_field(Is<Verdict> auto& verdict, auto&& field) {
+  auto& [rule, text] = verdict;
+  field("rule", rule);
+  field("text", text);
+}
+
+static void each_field(Is<Plan> auto& plan, auto&& field) {
+  auto& [model, fingerprint, call, device, optimizer, mode, budget, verdicts,
+         layers, plain_peak, peak, host_peak, plain_nanoseconds, nanoseconds] =
+      plan;
+  field("model", model);
+  field("fingerprint", fingerprint);
+  field("call", call);
+  field("device", device);
+  field("optimizer", optimizer);
+  field("mode", mode);
+  field("budget", budget);
+  field("verdicts", verdicts);
+  field("layers", layers);
+  field("plain_peak", plain_peak);
+  field("peak", peak);
+  field("host_peak", host_peak);
+  field("plain_nanoseconds", plain_nanoseconds);
+  field("nanoseconds", nanoseconds);
+}
+
+namespace {
+
+// Ours is 6: plan, layers, layer, keep set, kept, pair.
+constexpr json::Form<PlanError> kForm = {"memscale-plan", 1, "a plan", 8};
+
+}  // namespace
+
+std::string to_json(const Plan& plan) {
+  json::Writer<PlanError> writer;
+  writer.write_document(kForm, plan);
+  return std::move(writer).take();
+}
+
+Plan plan_from_json(std::string_view text) {
+  Plan plan;
+  json::Reader<PlanError>(kForm).read_document(text, plan);
+  plan.check();
+  return plan;
+}
+
+}  // namespace memscale
