@@ -18,7 +18,6 @@ No policy changes a bit of the result. See docs/replay.md.
 
 from __future__ import annotations
 
-import dataclasses
 import fnmatch
 import itertools
 import sys
@@ -35,6 +34,7 @@ from torch import nn
 
 from memscale import _C, _hook_stack
 from memscale._C import KeepSet, PlanError, TapeRules
+from memscale.inputs import tensors_in
 from memscale.layers import find_layers
 
 __all__ = ["DEFAULT_MIN_BYTES", "KeepSet", "Policy", "Replay", "Stats", "attach"]
@@ -145,7 +145,7 @@ class Replay:
     def _leave(self, output: Any) -> None:
         _of_thread.call = None
         _hook_stack.pop(self._hooks)
-        self._engine.leave(_tensors_in(output))
+        self._engine.leave(tensors_in(output))
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -235,19 +235,6 @@ def _end_interrupted_call() -> None:
 def _hooks_in(model: nn.Module) -> Iterator[Any]:
     for module in model.modules():
         yield from module._forward_pre_hooks.values()
-
-
-def _tensors_in(output: Any) -> list[torch.Tensor]:
-    """Tensors of what a model returns: containers, and objects with attributes."""
-    if isinstance(output, torch.Tensor):
-        return [output]
-    if isinstance(output, Mapping):
-        output = list(output.values())
-    elif dataclasses.is_dataclass(output):
-        output = list(vars(output).values())
-    if not isinstance(output, list | tuple):
-        return []
-    return [tensor for part in output for tensor in _tensors_in(part)]
 
 
 def attach(

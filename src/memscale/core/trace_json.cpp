@@ -65,7 +65,8 @@ void each_field(Is<Value> auto& value, auto&& field) {
 }
 
 void each_field(Is<Storage> auto& storage, auto&& field) {
-  auto& [bytes, count, place, category, layer, born, freed] = storage;
+  auto& [bytes, count, place, category, layer, born, freed, let_go, returned] =
+      storage;
   field("bytes", bytes);
   field("count", count);
   field("place", place);
@@ -73,6 +74,8 @@ void each_field(Is<Storage> auto& storage, auto&& field) {
   field("layer", layer);
   field("born", born);
   field("freed", freed);
+  field("let_go", let_go);
+  field("returned", returned);
 }
 
 void each_field(Is<Save> auto& save, auto&& field) {
