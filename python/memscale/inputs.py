@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 from memscale._C import InputError
 
-__all__ = ["Call", "build_call", "describe", "find_loss", "read_call"]
+__all__ = ["Call", "build_call", "describe", "find_loss", "read_call", "tensors_in"]
 
 LossFn = Callable[..., torch.Tensor]
 
@@ -222,3 +223,16 @@ def _labels(
     if main_input.dtype is torch.long:  # language modelling, token classification
         return torch.zeros_like(main_input)
     return torch.zeros(batch, length, dtype=torch.long)  # speech to text
+
+
+def tensors_in(output: Any) -> list[torch.Tensor]:
+    """Tensors of what a model returns: containers, and objects with attributes."""
+    if isinstance(output, torch.Tensor):
+        return [output]
+    if isinstance(output, Mapping):
+        output = list(output.values())
+    elif dataclasses.is_dataclass(output):
+        output = list(vars(output).values())
+    if not isinstance(output, list | tuple):
+        return []
+    return [tensor for part in output for tensor in tensors_in(part)]

@@ -27,7 +27,13 @@ from memscale._randomness import same_randomness
 from memscale._shell import Faker
 from memscale.inputs import Call, LossFn, find_loss
 from memscale.layers import find_layers
-from memscale.tracing import TracedStep, add_residents, mark_gradients, unpack
+from memscale.tracing import (
+    TracedStep,
+    add_residents,
+    mark_gradients,
+    mark_returned,
+    unpack,
+)
 
 __all__ = ["finish_recording", "observe_real_layers", "record_step"]
 
@@ -196,7 +202,10 @@ def _observed(
         try:
             if checkpointed and torch.is_grad_enabled():
                 return _Checkpointed(recorder, layer)(forward, args, kwargs)
-            return forward(*args, **kwargs)
+            output = forward(*args, **kwargs)
+            if layer == 0:
+                mark_returned(recorder, output)
+            return output
         finally:
             recorder.leave_layer()
 

@@ -18,7 +18,6 @@ No policy changes a bit of the result. See docs/replay.md.
 
 from __future__ import annotations
 
-import dataclasses
 import fnmatch
 import itertools
 import sys
@@ -36,6 +35,7 @@ from torch.compiler import is_compiling
 
 from memscale import _C, _hook_stack
 from memscale._C import KeepSet, PlanError, TapeRules
+from memscale.inputs import tensors_in
 from memscale.layers import find_layers
 
 __all__ = [
@@ -160,7 +160,7 @@ class Replay:
         _of_thread.call = None
         around.__exit__(None, None, None)
         _hook_stack.pop(self._hooks)
-        self._engine.leave(_tensors_in(output))
+        self._engine.leave(tensors_in(output))
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -269,19 +269,6 @@ def _remove_dead_hooks(model: nn.Module) -> None:
             for key in [k for k, hook in hooks.items() if isinstance(hook, _Hook)]:
                 del hooks[key]
                 module._forward_hooks_always_called.pop(key, None)
-
-
-def _tensors_in(output: Any) -> list[torch.Tensor]:
-    """Tensors of what a model returns: containers, and objects with attributes."""
-    if isinstance(output, torch.Tensor):
-        return [output]
-    if isinstance(output, Mapping):
-        output = list(output.values())
-    elif dataclasses.is_dataclass(output):
-        output = list(vars(output).values())
-    if not isinstance(output, list | tuple):
-        return []
-    return [tensor for part in output for tensor in _tensors_in(part)]
 
 
 def attach(

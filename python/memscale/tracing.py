@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import logging
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -32,7 +32,7 @@ from memscale._optimizer_step import OptimizerLike
 from memscale._optimizer_step import trace_step as trace_optimizer_step
 from memscale._randomness import same_randomness
 from memscale._shell import Faker, make_shell
-from memscale.inputs import Call, LossFn, find_loss
+from memscale.inputs import Call, LossFn, find_loss, tensors_in
 from memscale.layers import Layers, find_layers
 
 __all__ = [
@@ -40,6 +40,7 @@ __all__ = [
     "TracedStep",
     "add_residents",
     "mark_gradients",
+    "mark_returned",
     "trace_step",
     "unpack",
 ]
@@ -137,7 +138,7 @@ class _StaticTracer:
         repeat: bool,
         saves: bool,
     ) -> TracedStep:
-        hooks = (recorder.save, unpack) if saves else None
+        hooks = _Saves(recorder, mode).hooks() if saves else None
         rows = observe_layers(shell, recorder, mode if repeat else None, hooks)
         for tensor in call.tensors():
             recorder.add_resident(tensor, "inputs")
@@ -174,6 +175,40 @@ class _StaticTracer:
         return TracedStep(recorder.finish(), self.device, source, "static")
 
 
+class _Saves:
+    """Saved-tensor hooks over fakes: nothing is held, another fake is given back.
+
+    So the recorder sees when the program itself lets go of what it saved.
+    """
+
+    def __init__(self, recorder: Recorder, mode: KnownIntegersMode) -> None:
+        self.recorder = recorder
+        self.mode = mode
+
+    def hooks(self) -> tuple[Callable[..., Any], Callable[..., Any]]:
+        return self.pack, self.unpack
+
+    def pack(self, tensor: torch.Tensor) -> Any:
+        if not isinstance(tensor, FakeTensor):
+            return self.recorder.save(tensor), None
+        metadata = (tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
+        value = getattr(tensor, "_memscale_value", None)
+        return self.recorder.save(tensor, hold=False), (metadata, value)
+
+    def unpack(self, packed: Any) -> torch.Tensor:
+        save, kind = packed
+        if kind is None:
+            return unpack(save)
+        metadata, value = kind
+        self.recorder.pause()
+        try:
+            tensor = self.mode.empty(*metadata)
+        finally:
+            self.recorder.resume()
+        save.bind(tensor)
+        return tensor if value is None else self.mode.know(tensor, value)
+
+
 def _check_traceable(model: nn.Module) -> None:
     for name, parameter in model.named_parameters():
         if isinstance(parameter, UninitializedParameter):
@@ -204,6 +239,12 @@ def mark_gradients(recorder: Recorder, parameters: Iterable[torch.Tensor]) -> No
         recorder.set_category(parameter.grad, "gradients")
         if parameter.grad.layout is not torch.strided:
             recorder.add_note("sparse gradients are not counted")
+
+
+def mark_returned(recorder: Recorder, output: Any) -> None:
+    """Tell the recorder what the model, which is the first layer, returns."""
+    for tensor in tensors_in(output):
+        recorder.set_returned(tensor)
 
 
 def _know(
@@ -371,7 +412,10 @@ def _observe(
         try:
             if row is not None:
                 return row.call(place, forward, args, kwargs)
-            return forward(*args, **kwargs)
+            output = forward(*args, **kwargs)
+            if layer == 0:
+                mark_returned(recorder, output)
+            return output
         finally:
             recorder.leave_layer()
 

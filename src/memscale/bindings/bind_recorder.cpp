@@ -34,22 +34,22 @@ bool is_fake(const c10::TensorImpl& impl) {
 class SaveHandle final {
  public:
   SaveHandle(std::shared_ptr<Recorder> recorder, at::Tensor tensor, bool hold)
-      : recorder_(std::move(recorder)),
-        save_(recorder_->save(tensor)),
-        tensor_(hold ? without_cycle(tensor) : at::Tensor()) {}
+      : recorder_(std::move(recorder)), saved_(recorder_->save(tensor, hold)) {}
   ~SaveHandle() {
-    tensor_ = at::Tensor();
-    recorder_->release(save_);
+    saved_.tensor = at::Tensor();
+    recorder_->release(saved_.save, saved_.references);
   }
   SaveHandle(const SaveHandle&) = delete;
   SaveHandle& operator=(const SaveHandle&) = delete;
 
-  const at::Tensor& tensor() const { return tensor_; }
+  const at::Tensor& tensor() const { return saved_.tensor; }
+  void bind(const at::Tensor& tensor) const {
+    recorder_->bind_saved(saved_.save, tensor);
+  }
 
  private:
   std::shared_ptr<Recorder> recorder_;
-  std::size_t save_;
-  at::Tensor tensor_;
+  Recorder::Saved saved_;
 };
 
 LayerId layer_id(std::optional<std::size_t> index) {
@@ -72,7 +72,8 @@ Tensors or_undefined(const std::vector<std::optional<at::Tensor>>& tensors) {
 void bind_recorder(py::module_& m) {
   py::class_<SaveHandle>(m, "SaveHandle")
       .def_static("unpack",
-                  [](const SaveHandle& handle) { return handle.tensor(); });
+                  [](const SaveHandle& handle) { return handle.tensor(); })
+      .def("bind", &SaveHandle::bind);
   py::class_<LayerCall>(m, "LayerCall");
 
   py::class_<Recorder, std::shared_ptr<Recorder>>(m, "Recorder")
@@ -114,6 +115,7 @@ void bind_recorder(py::module_& m) {
           [](Recorder& r, const at::Tensor& tensor, std::string_view category) {
             r.set_category(tensor, from_string<Category>(category));
           })
+      .def("set_returned", &Recorder::set_returned)
       .def("set_state", &Recorder::set_state)
       .def("set_stands_for", &Recorder::set_stands_for)
       .def("set_saves_unknown", &Recorder::set_saves_unknown)

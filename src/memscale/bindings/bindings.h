@@ -28,6 +28,9 @@ void bind_recorder(pybind11::module_& m);
 // Recomputation, op by op.
 void bind_replay(pybind11::module_& m);
 
+// What a step will be under a plan.
+void bind_plan(pybind11::module_& m);
+
 // What needs libtorch.
 void bind_runtime(pybind11::module_& m);
 

@@ -106,11 +106,12 @@ Section append(TraceBuilder& builder, const Section& model,
     if (storage.born.valid()) {
       storage.born = OpId(renamed.op(storage.born.index()));
     }
-    if (storage.freed.valid()) {
-      storage.freed = model.ops.contains(storage.freed.index())
-                          ? OpId(renamed.op(storage.freed.index()))
-                          : OpId();
+    for (OpId* const end : {&storage.freed, &storage.let_go}) {
+      if (!end->valid()) continue;
+      *end = model.ops.contains(end->index()) ? OpId(renamed.op(end->index()))
+                                              : OpId();
     }
+    storage.returned = false;  // of the copy's own result: told anew
     trace.storages.push_back(storage);
   }
 
@@ -334,9 +335,11 @@ std::vector<LastNeed> repeat_backward(TraceBuilder& builder,
 
   // What the forward left for the backward.
   for (std::size_t i = 0; i < model.forward.storages.size(); ++i) {
-    const OpId freed = trace.storages[model.forward.storages.begin + i].freed;
-    if (freed.valid() && ops.contains(freed.index())) {
-      trace.storages[next.forward.storages.begin + i].freed = moved(freed);
+    const Storage& from = trace.storages[model.forward.storages.begin + i];
+    Storage& to = trace.storages[next.forward.storages.begin + i];
+    for (OpId Storage::* const end : {&Storage::freed, &Storage::let_go}) {
+      const OpId op = from.*end;
+      if (op.valid() && ops.contains(op.index())) to.*end = moved(op);
     }
   }
   for (std::size_t i = 0; i < model.forward.saves.size(); ++i) {
@@ -375,9 +378,17 @@ void close_repeat(TraceBuilder& builder, const LayerCall& model,
   Trace& trace = builder.mutable_trace();
   const auto close = [&](const Section& from, const Section& to) {
     for (std::size_t i = 0; i < from.storages.size(); ++i) {
-      const OpId freed = trace.storages[from.storages.begin + i].freed;
-      OpId& copied = trace.storages[to.storages.begin + i].freed;
-      if (!copied.valid() && freed.valid()) copied = freed;
+      const Storage& model_storage = trace.storages[from.storages.begin + i];
+      Storage& copied = trace.storages[to.storages.begin + i];
+      if (!copied.freed.valid()) copied.freed = model_storage.freed;
+      if (copied.let_go.valid() || !model_storage.let_go.valid()) continue;
+      // By the layer after it, then by the copy's next; or by the end of
+      // forward.
+      const std::size_t let_go = model_storage.let_go.index();
+      copied.let_go = let_go >= to.ops.end
+                          ? model_storage.let_go
+                          : OpId(let_go - from.ops.begin + to.ops.begin);
+      copied.let_go = std::min(copied.let_go, copied.freed);
     }
   };
   close(model.forward, copy.forward);

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -45,6 +46,22 @@ struct KeepSet {
 
   bool operator==(const KeepSet&) const = default;
 };
+
+// What the tape of one layer's call is to do.
+struct TapeRules {
+  ReplayPolicy policy = ReplayPolicy::Keep;
+  std::shared_ptr<const KeepSet> keep_set;  // null: by policy
+  std::size_t min_bytes = 0;                // smaller storages are kept
+
+  bool keeps_all() const {
+    return policy == ReplayPolicy::Keep && keep_set == nullptr;
+  }
+};
+
+// Borders between layers that a lineage may cross. A block's input comes
+// through several modules in a row; more than this many are alive at once in
+// backward.
+inline constexpr std::uint32_t kMaxDepth = 8;
 
 // How much work is in an element of an op's results, by kind of op.
 enum class Work {

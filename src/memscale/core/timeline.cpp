@@ -22,6 +22,7 @@ bool lives_between_steps(const Storage& storage) {
       return true;
     case Category::Gradient:
     case Category::Activation:
+    case Category::Recompute:
     case Category::Transient:
       return false;
   }

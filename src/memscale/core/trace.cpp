@@ -122,6 +122,13 @@ void check_storage(const Trace& trace, std::size_t i) {
                          " must not come before born, op ", storage.born,
                          ", got ", storage.freed));
   }
+  check_optional_id({"storages", i, "let_go"}, storage.let_go, "ops",
+                    trace.ops);
+  if (storage.let_go.valid() && storage.freed < storage.let_go) {
+    throw TraceError(str(Spot{"storages", i, "let_go"},
+                         " must not come after freed, op ", storage.freed,
+                         ", got ", storage.let_go));
+  }
 }
 
 void check_save(const Trace& trace, std::size_t i) {

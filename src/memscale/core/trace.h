@@ -51,6 +51,7 @@ enum class Category : std::uint8_t {
   Gradient,        // of a parameter, kept for the optimizer
   OptimizerState,  // lives from step to step
   Activation,      // made in forward, still held when backward begins
+  Recompute,       // made again in backward, by replay
   Transient,       // everything else, kernels' workspaces included
 };
 
@@ -65,6 +66,7 @@ struct EnumNames<Category> {
       EnumName{Category::Gradient, "gradients"},
       EnumName{Category::OptimizerState, "optimizer_state"},
       EnumName{Category::Activation, "activations"},
+      EnumName{Category::Recompute, "recompute"},
       EnumName{Category::Transient, "transients"}};
 };
 
@@ -82,6 +84,10 @@ struct Storage {
   LayerId layer{};  // that made it or owns it; invalid: outside of all layers
   OpId born{};      // invalid: there before the step
   OpId freed{};     // invalid: there after the step
+  // The last op at which the program itself held it: from then on it was only
+  // saved for backward. Invalid: as `freed`, or nobody looked.
+  OpId let_go{};
+  bool returned = false;  // among what the model's call returns
 
   bool operator==(const Storage&) const = default;
 };

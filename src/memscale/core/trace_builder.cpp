@@ -113,6 +113,17 @@ void TraceBuilder::free(StorageId storage, OpId after) {
   if (freed.freed.valid()) return;
   freed.freed = after.valid() ? after : last_op();
   if (freed.born.valid() && freed.freed < freed.born) freed.freed = freed.born;
+  if (!freed.let_go.valid()) freed.let_go = freed.freed;
+  freed.let_go = std::min(freed.let_go, freed.freed);
+}
+
+void TraceBuilder::let_go(StorageId storage) {
+  OpId& let_go = trace_.storages.at(storage.index()).let_go;
+  if (!let_go.valid()) let_go = last_op();
+}
+
+void TraceBuilder::set_returned(StorageId storage) {
+  trace_.storages.at(storage.index()).returned = true;
 }
 
 std::size_t TraceBuilder::add_save(ValueId value) {
@@ -139,6 +150,7 @@ void TraceBuilder::make_state(StorageId storage, StorageId parameter) {
   state.category = Category::OptimizerState;
   state.born = OpId();
   state.freed = OpId();
+  state.let_go = OpId();
   const auto found = stands_for_.find(parameter);
   const std::vector<StorageId> owners =
       found == stands_for_.end() ? std::vector{parameter} : found->second;

@@ -49,6 +49,11 @@ class TraceBuilder final {
   // if that is known better than "the last one that ran".
   void free(StorageId storage, OpId after = {});
 
+  // From now on only saves hold the storage.
+  void let_go(StorageId storage);
+  // The model's call returns it.
+  void set_returned(StorageId storage);
+
   // The gradient of the op that runs (or ran last) needs the value.
   std::size_t add_save(ValueId value);
   void release_save(std::size_t save);

@@ -48,7 +48,8 @@ static void each_field(Is<Value> auto& value, auto&& field) {
 }
 
 static void each_field(Is<Storage> auto& storage, auto&& field) {
-  auto& [bytes, count, place, category, layer, born, freed] = storage;
+  auto& [bytes, count, place, category, layer, born, freed, let_go, returned] =
+      storage;
   field("bytes", bytes);
   field("count", count);
   field("place", place);
@@ -56,6 +57,8 @@ static void each_field(Is<Storage> auto& storage, auto&& field) {
   field("layer", layer);
   field("born", born);
   field("freed", freed);
+  field("let_go", let_go);
+  field("returned", returned);
 }
 
 static void each_field(Is<Save> auto& save, auto&& field) {

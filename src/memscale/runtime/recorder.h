@@ -36,9 +36,9 @@ namespace memscale {
 //
 // Note [When a storage dies]
 // Nothing tells us: before each op the recorder looks, through weak pointers,
-// at every storage that may have died since the last one. Storages that a save
-// holds are not looked at; a SaveHandle reports its own end. So few are left
-// to look at, and a storage's address is never taken for another's.
+// at every storage that may have died since the last one. Storages that only
+// saves hold are not looked at; a SaveHandle reports its own end. So few are
+// left to look at, and a storage's address is never taken for another's.
 class Recorder final : public c10::DebugInfoBase,
                        public std::enable_shared_from_this<Recorder> {
  public:
@@ -65,6 +65,8 @@ class Recorder final : public c10::DebugInfoBase,
   void set_phase(Phase phase);
   Phase phase();
   void set_category(const at::Tensor& tensor, Category category);
+  // The model's call returns it.
+  void set_returned(const at::Tensor& tensor);
 
   // ---- the optimizer's step, on one parameter of each kind ----
   // This parameter (or its gradient) stands for one of each of these.
@@ -90,8 +92,16 @@ class Recorder final : public c10::DebugInfoBase,
   void end_recompute();
 
   // ---- saves ----
-  std::size_t save(const at::Tensor& tensor);
-  void release(std::size_t save) noexcept;
+  struct Saved {
+    std::size_t save;
+    at::Tensor tensor;  // undefined if it is not to be held
+    std::size_t references;
+  };
+  // `hold`: the caller holds the tensor for autograd, until release().
+  Saved save(const at::Tensor& tensor, bool hold);
+  void release(std::size_t save, std::size_t references) noexcept;
+  // From now on `tensor` is, to the recorder, what was saved.
+  void bind_saved(std::size_t save, const at::Tensor& tensor);
 
   // ---- equal layers: see core/repeat.h ----
   // A call that is traced: between begin and end, its forward.
@@ -126,9 +136,10 @@ class Recorder final : public c10::DebugInfoBase,
   };
   // What stands behind one StorageId at run time.
   struct Holders {
-    std::uint32_t impls = 0;  // watched StorageImpls bound to it
-    std::uint32_t saves = 0;  // pending
-    OpId last_needed;         // see TraceBuilder::free
+    std::uint32_t impls = 0;     // watched StorageImpls bound to it
+    std::uint32_t saves = 0;     // pending
+    std::size_t references = 0;  // of those saves, to its StorageImpl
+    OpId last_needed;            // see TraceBuilder::free
   };
 
   Recorder(c10::Device device, IsFake is_fake, bool fake_run);

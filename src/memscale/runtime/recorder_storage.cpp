@@ -7,11 +7,20 @@
 #include <unordered_set>
 #include <utility>
 
+#include "memscale/runtime/geometry.h"
 #include "memscale/runtime/op_info.h"
 #include "memscale/runtime/recorder.h"
 #include "memscale/runtime/tensor_kinds.h"
 
 namespace memscale {
+namespace {
+
+// To its storage; sparse tensors and the like have none.
+std::size_t num_references(const at::Tensor& tensor) {
+  return tensor.has_storage() ? tensor.storage().use_count() : 0;
+}
+
+}  // namespace
 
 bool Recorder::has_own_bytes(const c10::TensorImpl& tensor) const {
   const c10::DispatchKeySet keys = tensor.key_set();
@@ -83,13 +92,17 @@ void Recorder::watch(c10::StorageImpl* impl, StorageId storage) {
 void Recorder::find_dead() {
   for (std::size_t i = 0; i < watched_.size();) {
     Watched& entry = watched_[i];
-    if (holders_[entry.storage.index()].saves > 0) {
-      parked_[entry.storage].push_back(std::move(entry));
-    } else if (entry.impl.expired()) {
-      const StorageId storage = entry.storage;
+    const StorageId storage = entry.storage;
+    const Holders& held = holders_[storage.index()];
+    if (entry.impl.expired()) {
       storage_ids_.erase(entry.impl._unsafe_get_target());
       --holders(storage).impls;
+      if (held.impls == 0 && held.saves > 0) builder_.let_go(storage);
       maybe_free(storage);
+    } else if (held.references > 0 && held.impls == 1 &&
+               entry.impl.use_count() <= held.references) {
+      builder_.let_go(storage);
+      parked_[storage].push_back(std::move(entry));
     } else {
       ++i;
       continue;
@@ -150,21 +163,44 @@ bool Recorder::accumulates_in_place(const at::RecordFunction& fn) const {
          impl.is_non_overlapping_and_dense_default();
 }
 
-std::size_t Recorder::save(const at::Tensor& tensor) {
+// Note [Who else holds what is saved]
+// A save holds an alias: so the references to a storage that are not its saves'
+// are the program's own, and when those end is what replay has to know. (Fake
+// tensors are not held at all: another one stands in when it is asked for.)
+Recorder::Saved Recorder::save(const at::Tensor& tensor, bool hold) {
+  Saved saved{};
+  if (hold) {
+    const std::size_t before = num_references(tensor);
+    saved.tensor = alias_of(tensor);
+    saved.references = num_references(tensor) - before;
+  }
   const std::lock_guard lock(mutex_);
   const ValueId value = value_id(tensor);
   const StorageId storage = builder_.trace().at(value).storage;
-  if (storage.valid()) ++holders(storage).saves;
-  return builder_.add_save(value);
+  if (storage.valid()) {
+    ++holders(storage).saves;
+    holders(storage).references += saved.references;
+  }
+  saved.save = builder_.add_save(value);
+  return saved;
 }
 
-void Recorder::release(std::size_t save) noexcept {
+void Recorder::release(std::size_t save, std::size_t references) noexcept {
   const std::lock_guard lock(mutex_);
   if (finished_) return;  // a tensor that outlives the trace
   const StorageId storage =
       builder_.trace().at(builder_.trace().saves.at(save).value).storage;
   builder_.release_save(save);
-  if (storage.valid()) unpin(storage);
+  if (!storage.valid()) return;
+  holders(storage).references -= references;
+  unpin(storage);
+}
+
+void Recorder::bind_saved(std::size_t save, const at::Tensor& tensor) {
+  const std::lock_guard lock(mutex_);
+  const StorageId storage =
+      builder_.trace().at(builder_.trace().saves.at(save).value).storage;
+  if (storage.valid()) bind(tensor, storage);
 }
 
 void Recorder::unpin(StorageId storage) {

@@ -64,6 +64,12 @@ void Recorder::set_category(const at::Tensor& tensor, Category category) {
   if (id.valid()) builder_.set_category(id, category);
 }
 
+void Recorder::set_returned(const at::Tensor& tensor) {
+  const std::lock_guard lock(mutex_);
+  const StorageId id = storage_id(*tensor.unsafeGetTensorImpl());
+  if (id.valid()) builder_.set_returned(id);
+}
+
 void Recorder::set_stands_for(const at::Tensor& tensor,
                               const std::vector<at::Tensor>& parameters) {
   const std::lock_guard lock(mutex_);

@@ -198,9 +198,7 @@ std::shared_ptr<SavedTensor> Replay::pack(const at::Tensor& tensor) {
 
 Tape* Replay::Call::open_tape() {
   const TapeRules& rules = replay->layers_[layers.back()];
-  if (rules.policy == ReplayPolicy::Keep && rules.keep_set == nullptr) {
-    return nullptr;
-  }
+  if (rules.keeps_all()) return nullptr;
   if (tape == nullptr) tape = std::make_shared<Tape>(rules, replay->stats_);
   return tape.get();
 }

@@ -15,11 +15,6 @@
 namespace memscale {
 namespace {
 
-// Borders between layers that a lineage may cross. A block's input comes
-// through several modules in a row; more than this many are alive at once in
-// backward.
-constexpr std::uint32_t kMaxDepth = 8;
-
 bool is_training(const OpInfo& info, c10::ArrayRef<const c10::IValue> inputs) {
   return !info.training || inputs[*info.training].toBool();
 }

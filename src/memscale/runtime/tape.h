@@ -28,13 +28,6 @@ namespace memscale {
 struct OpInfo;
 class SavedTensor;
 
-// What the tape of one layer's call is to do.
-struct TapeRules {
-  ReplayPolicy policy = ReplayPolicy::Keep;
-  std::shared_ptr<const KeepSet> keep_set;  // null: by policy
-  std::size_t min_bytes = 0;                // smaller storages are kept
-};
-
 // The ops of one call of one layer (or of what runs between two of them), and
 // from them the values that backward asks for.
 //

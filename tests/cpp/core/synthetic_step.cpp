@@ -300,6 +300,9 @@ void SyntheticStep::hold(StorageId storage) {
 void SyntheticStep::drop(StorageId storage) {
   if (!storage.valid()) return;
   --holders_[storage].tensors;
+  if (holders_[storage].tensors == 0 && holders_[storage].saves > 0) {
+    builder_.let_go(storage);
+  }
   maybe_free(storage);
 }
 
