@@ -27,7 +27,7 @@ class CostModel final {
  private:
   double flops_ = 0;  // FLOP/s, in 32 bits
   double half_flops_ = 0;
-  double bandwidth_ = 0;  // bytes/s
+  double bandwidth_ = 0;   // bytes/s
   std::int64_t call_ = 0;  // ns
   bool is_cpu_ = false;
 };

@@ -24,8 +24,8 @@ constexpr std::array kRules = {
 void check(const Question& question) {
   for (const std::string& name : question.disabled_rules) {
     if (std::ranges::find(kRules, name, &Rule::name) == kRules.end()) {
-      throw PlanError(str("disabled_rules must name rules, got ",
-                          ascii::quoted(name)));
+      throw PlanError(
+          str("disabled_rules must name rules, got ", ascii::quoted(name)));
     }
   }
 }
@@ -48,8 +48,8 @@ Plan plain_plan(const Question& question, const Timeline& timeline) {
   plan.plain_nanoseconds = question.cost.nanoseconds(trace);
   plan.plain_peak = peak ? peak->bytes : timeline.resident();
   apply_forecast(
-      question,
-      forecast(question, uniform_rules(question, ReplayPolicy::Keep)), plan);
+      question, forecast(question, uniform_rules(question, ReplayPolicy::Keep)),
+      plan);
   return plan;
 }
 
@@ -64,8 +64,7 @@ std::optional<Bytes> Question::limit() const {
 
 Decision decide(const Question& question) {
   check(question);
-  const Timeline timeline(*question.trace, Place::Device,
-                          question.granularity);
+  const Timeline timeline(*question.trace, Place::Device, question.granularity);
   Decision decision{plain_plan(question, timeline), std::nullopt};
   for (const Rule& rule : kRules) {
     if (std::ranges::find(question.disabled_rules, rule.name) !=
@@ -87,8 +86,7 @@ Decision decide(const Question& question) {
 std::vector<Plan> plan_frontier(const Question& question,
                                 std::size_t max_plans) {
   check(question);
-  const Timeline timeline(*question.trace, Place::Device,
-                          question.granularity);
+  const Timeline timeline(*question.trace, Place::Device, question.granularity);
   const Plan plain = plain_plan(question, timeline);
   std::vector<Plan> plans;
   for (const Forecast& found : forecast_frontier(question, max_plans)) {

@@ -23,7 +23,7 @@ struct Question {
   bool force = false;      // plan even for a tiny model
   double utilization = 1;  // share of the device's memory to plan for
   CostModel cost = CostModel::of_cpu();
-  bool on_cpu = false;  // the device is the CPU itself
+  bool on_cpu = false;           // the device is the CPU itself
   Bytes granularity = Bytes(1);  // of the device's allocator
   std::optional<Bytes> device_memory;
   Bytes min_bytes;  // smaller storages are kept

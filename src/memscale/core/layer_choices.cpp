@@ -37,9 +37,9 @@ std::vector<Run> runs_of(const Trace& trace) {
 }
 
 bool are_alike(const Trace& trace, const Run& a, const Run& b) {
-  return std::ranges::equal(a.ops, b.ops, {},
-                            [&](OpId id) { return trace.at(id).name; },
-                            [&](OpId id) { return trace.at(id).name; });
+  return std::ranges::equal(
+      a.ops, b.ops, {}, [&](OpId id) { return trace.at(id).name; },
+      [&](OpId id) { return trace.at(id).name; });
 }
 
 // Evenly, both ends included.
@@ -47,8 +47,7 @@ std::vector<Cut> thinned(std::vector<Cut> cuts) {
   if (cuts.size() <= kMaxOptions) return cuts;
   std::vector<Cut> some;
   for (std::size_t i = 0; i < kMaxOptions; ++i) {
-    some.push_back(
-        std::move(cuts[i * (cuts.size() - 1) / (kMaxOptions - 1)]));
+    some.push_back(std::move(cuts[i * (cuts.size() - 1) / (kMaxOptions - 1)]));
   }
   return some;
 }
@@ -215,8 +214,7 @@ void LayerChoices::measure() {
       if (i == count) {
         outside[open] = std::max(outside[open], bytes - held[open]);
       } else {
-        Bytes& most =
-            op.phase == Phase::Forward ? forward[i] : backward[i];
+        Bytes& most = op.phase == Phase::Forward ? forward[i] : backward[i];
         most = std::max(most, bytes - held[i]);
       }
     }

@@ -47,9 +47,7 @@ class Hash final {
   }
 
  private:
-  void step(unsigned char byte) {
-    value_ = (value_ ^ byte) * 0x100000001b3ULL;
-  }
+  void step(unsigned char byte) { value_ = (value_ ^ byte) * 0x100000001b3ULL; }
   std::uint64_t value_ = 0xcbf29ce484222325ULL;
 };
 

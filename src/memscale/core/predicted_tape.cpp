@@ -67,7 +67,8 @@ PredictedTape::Access PredictedTape::access_of(const Op& op, const Value& value,
   if (rules.updates_statistics &&
       plain.at(value.storage).category == Category::Buffer) {
     const bool trains = std::ranges::any_of(
-        op.outputs.begin() + std::min<std::ptrdiff_t>(1, std::ssize(op.outputs)),
+        op.outputs.begin() +
+            std::min<std::ptrdiff_t>(1, std::ssize(op.outputs)),
         op.outputs.end(),
         [&](ValueId output) { return plain.at(output).numel() > 0; });
     return trains ? Access::Scratch : Access::Read;

@@ -132,7 +132,9 @@ class PredictedTape final {
   };
 
   const Op& op_of(const Node& node) const { return call_.plain.at(node.op); }
-  const ReplayRules& rules_of(OpId op) const { return *call_.rules[op.index()]; }
+  const ReplayRules& rules_of(OpId op) const {
+    return *call_.rules[op.index()];
+  }
   Bytes bytes_of(const State& state) const {
     return call_.plain.at(state.storage).bytes;
   }

@@ -55,8 +55,7 @@ std::vector<StorageId> PredictedTape::make_targets(const Node& node) {
     const auto same = std::ranges::find_if(
         node.references.begin(), node.references.begin() + std::ssize(targets),
         [&](const Reference& other) { return other.state == reference.state; });
-    const auto first =
-        static_cast<std::size_t>(same - node.references.begin());
+    const auto first = static_cast<std::size_t>(same - node.references.begin());
     if (first < i && targets[first].valid()) {
       targets[i] = targets[first];
       call_.holders.hold(targets[i]);
@@ -104,8 +103,8 @@ void PredictedTape::run(Node& node) {
       outputs.push_back(output);
       continue;
     }
-    auto found = std::ranges::find(results, of,
-                                   &std::pair<StorageId, StorageId>::first);
+    auto found =
+        std::ranges::find(results, of, &std::pair<StorageId, StorageId>::first);
     if (found == results.end()) {
       const Storage& storage = call_.plain.at(of);
       found = results.emplace(
@@ -139,8 +138,7 @@ void PredictedTape::run(Node& node) {
 
 void PredictedTape::unpack(Node& node) {
   const bool is_write = !node.writes.empty();
-  const StateId state =
-      (is_write ? node.writes : node.results).front().state;
+  const StateId state = (is_write ? node.writes : node.results).front().state;
   const Storage& storage = call_.plain.at(states_[state].storage);
   const Op& forward = op_of(node);
   Op op;
@@ -152,8 +150,8 @@ void PredictedTape::unpack(Node& node) {
   op.moved = storage.bytes + call_.trace.at(node.packed).bytes;
   op.workspace_known = true;
   call_.trace.ops.push_back(std::move(op));
-  const StorageId made = call_.holders.make(
-      storage.bytes, storage.place, Category::Recompute, storage.layer);
+  const StorageId made = call_.holders.make(storage.bytes, storage.place,
+                                            Category::Recompute, storage.layer);
   const ValueId result = forward.outputs[is_write ? 0 : node.results[0].place];
   const ValueId value = value_over(result, made);
   call_.trace.ops.back().outputs = {value};

@@ -80,11 +80,11 @@ class Prediction final {
   StorageHolders holders_;
   PredictedCall call_;
   std::unordered_map<std::string_view, ReplayRules> rules_;
-  std::vector<OpId> moved_;  // by op of the plain step: the same op
-  OpIndices saves_at_;       // that an op makes
-  OpIndices released_at_;    // saves, after the op
-  OpIndices let_go_at_;      // storages, after the op
-  OpIndices asks_at_;        // saves, before the op
+  std::vector<OpId> moved_;    // by op of the plain step: the same op
+  OpIndices saves_at_;         // that an op makes
+  OpIndices released_at_;      // saves, after the op
+  OpIndices let_go_at_;        // storages, after the op
+  OpIndices asks_at_;          // saves, before the op
   std::vector<bool> has_ops_;  // by layer: of its own, in forward
   std::vector<StorageId> returned_;
   LayerId layer_;
@@ -414,9 +414,8 @@ void Prediction::append(std::size_t index) {
 // Before the next op begins.
 void Prediction::end(std::size_t op) {
   let_go(op, false);
-  const bool is_last =
-      op + 1 == plain_.ops.size() || !is_forward(op + 1) ||
-      !plain_.ops[op + 1].layer.valid();
+  const bool is_last = op + 1 == plain_.ops.size() || !is_forward(op + 1) ||
+                       !plain_.ops[op + 1].layer.valid();
   if (is_forward(op) && layer_.valid() && is_last) leave();
   let_go(op, true);
   for (const std::size_t saved : released_at_[op]) {

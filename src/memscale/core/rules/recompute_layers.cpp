@@ -30,8 +30,7 @@ class Chooser final {
       : question_(question), choices_(question) {
     for (const auto policy :
          {ReplayPolicy::Keep, ReplayPolicy::Cheap, ReplayPolicy::Block}) {
-      uniform_.push_back(
-          forecast(question_, uniform_rules(question_, policy)));
+      uniform_.push_back(forecast(question_, uniform_rules(question_, policy)));
     }
   }
 
@@ -51,7 +50,7 @@ class Chooser final {
     for (int i = 0; i <= kMaxCorrections; ++i) {
       const SolveResult result = solve(problem);
       if (result.status == SolveStatus::Infeasible) break;
-      const Forecast found = forecast(result.selection);
+      const Forecast found = forecast(result.plan);
       consider(found);
       if (found.peak <= limit) break;
       problem.device_budget -= found.peak - limit;
@@ -66,7 +65,7 @@ class Chooser final {
     Problem problem = choices_.problem();
     problem.host_budget = Bytes();
     for (const SolveResult& result : pareto(problem, max_points)) {
-      all.push_back(forecast(result.selection));
+      all.push_back(forecast(result.plan));
     }
     std::ranges::stable_sort(all, is_smaller);
     std::vector<Forecast> best;
@@ -115,8 +114,7 @@ void apply_forecast(const Question& question, const Forecast& found,
     if (rules.keep_set != nullptr) layer.keep_set = *rules.keep_set;
     layer.plain_bytes = found.layers[i].plain;
     layer.held_bytes = found.layers[i].held;
-    layer.nanoseconds =
-        std::max<std::int64_t>(found.layers[i].nanoseconds, 0);
+    layer.nanoseconds = std::max<std::int64_t>(found.layers[i].nanoseconds, 0);
     layer.reason = reason_for(layer);
   }
 }
@@ -155,9 +153,9 @@ bool recompute_layers(RuleContext& context) {
   const std::vector<Forecast> frontier = chooser.frontier(kFrontier);
   const auto limit = question.config.slowdown_limit;
   const auto is_allowed = [&](const Forecast& found) {
-    return !limit || static_cast<double>(found.nanoseconds) <=
-                         *limit * static_cast<double>(
-                                      context.plan().plain_nanoseconds);
+    return !limit ||
+           static_cast<double>(found.nanoseconds) <=
+               *limit * static_cast<double>(context.plan().plain_nanoseconds);
   };
   // The last one takes no time at all.
   const auto chosen = std::ranges::find_if(frontier, is_allowed);

@@ -1,0 +1,183 @@
+#include "memscale/core/solver/search.h"
+
+#include <algorithm>
+#include <map>
+#include <tuple>
+
+namespace memscale::solver {
+namespace {
+
+struct State {
+  std::int64_t held;
+  std::int64_t host;
+  std::int64_t nanoseconds;
+  std::int64_t bound;  // of plans that begin with it, in ns
+  std::uint32_t before;
+  std::uint32_t item;
+};
+
+// What is needed to find the way back.
+struct Step {
+  std::uint32_t before;
+  std::uint32_t item;
+};
+
+std::int64_t to_nanoseconds(Wide time) {
+  // A plan takes whole nanoseconds: up.
+  constexpr Wide kUnit = Wide{1} << kTimeShift;
+  return static_cast<std::int64_t>((time + kUnit - 1) >> kTimeShift);
+}
+
+// The order in which a state can only be beaten by one before it.
+bool comes_before(const State& a, const State& b) {
+  return std::tie(a.held, a.host, a.nanoseconds, a.item, a.before) <
+         std::tie(b.held, b.host, b.nanoseconds, b.item, b.before);
+}
+
+class Pass {
+ public:
+  Pass(const Instance& instance, Bound& bound, std::int64_t faster_than,
+       std::size_t max_states)
+      : instance_(instance),
+        bound_(bound),
+        faster_than_(faster_than),
+        max_states_(max_states),
+        tails_(tails(instance)),
+        host_tails_(host_tails(instance)) {
+    for (const std::vector<Item>& items : instance.layers) {
+      for (const Item& item : items) uses_host_ |= item.host > 0;
+    }
+  }
+
+  Found run() {
+    states_ = {{.held = 0,
+                .host = 0,
+                .nanoseconds = 0,
+                .bound = 0,
+                .before = 0,
+                .item = 0}};
+    for (std::size_t k = 0; k < instance_.layers.size(); ++k) {
+      add_layer(k);
+      drop_beaten();
+      give_up_worst();
+      std::vector<Step> steps;
+      steps.reserve(states_.size());
+      for (const State& state : states_) {
+        steps.push_back({state.before, state.item});
+      }
+      steps_.push_back(std::move(steps));
+      if (states_.empty()) break;
+    }
+    return result();
+  }
+
+ private:
+  void add_layer(std::size_t k) {
+    const Curve& rest = bound_.after(k + 1);
+    const std::int64_t room = instance_.device_budget - tails_[k + 1];
+    const std::int64_t host_room = instance_.host_budget - host_tails_[k + 1];
+    next_.clear();
+    const std::vector<Item>& items = instance_.layers[k];
+    for (std::uint32_t c = 0; c < items.size(); ++c) {
+      const Item& item = items[c];
+      const std::int64_t most =
+          std::min(room, instance_.device_budget - item.need);
+      CurveReader reader(rest);
+      for (std::uint32_t s = 0; s < states_.size(); ++s) {
+        const State& state = states_[s];
+        const std::int64_t held = state.held + item.held;
+        if (held > most) break;  // states are sorted by held
+        const std::int64_t host = state.host + item.host;
+        if (host > host_room) continue;
+        const std::int64_t ns = state.nanoseconds + item.nanoseconds;
+        const std::int64_t least =
+            to_nanoseconds(bound_.total(ns, host, reader.at(held)));
+        if (least >= faster_than_) continue;
+        next_.push_back({held, host, ns, std::max(least, state.bound), s, c});
+      }
+    }
+    std::swap(states_, next_);
+  }
+
+  void drop_beaten() {
+    std::ranges::sort(states_, comes_before);
+    std::size_t num_kept = 0;
+    if (!uses_host_) {
+      for (const State& state : states_) {
+        if (num_kept > 0 &&
+            states_[num_kept - 1].nanoseconds <= state.nanoseconds) {
+          continue;
+        }
+        states_[num_kept++] = state;
+      }
+    } else {
+      // Of those so far: less time for more host memory.
+      std::map<std::int64_t, std::int64_t> fastest;
+      for (const State& state : states_) {
+        auto after = fastest.upper_bound(state.host);
+        if (after != fastest.begin() &&
+            std::prev(after)->second <= state.nanoseconds) {
+          continue;
+        }
+        while (after != fastest.end() && after->second >= state.nanoseconds) {
+          after = fastest.erase(after);
+        }
+        fastest[state.host] = state.nanoseconds;
+        states_[num_kept++] = state;
+      }
+    }
+    states_.resize(num_kept);
+  }
+
+  void give_up_worst() {
+    if (states_.size() <= max_states_) return;
+    const auto first_lost =
+        states_.begin() + static_cast<std::ptrdiff_t>(max_states_);
+    std::ranges::nth_element(
+        states_, first_lost, [](const State& a, const State& b) {
+          return a.bound != b.bound ? a.bound < b.bound : comes_before(a, b);
+        });
+    given_up_ = std::min(given_up_, first_lost->bound);
+    states_.erase(first_lost, states_.end());
+    std::ranges::sort(states_, comes_before);
+  }
+
+  Found result() const {
+    Found found;
+    found.lower_bound = given_up_;
+    if (states_.empty()) return found;
+    const auto best =
+        std::ranges::min_element(states_, {}, &State::nanoseconds);
+    found.nanoseconds = best->nanoseconds;
+    found.lower_bound = std::min(given_up_, found.nanoseconds);
+    auto at = static_cast<std::size_t>(best - states_.begin());
+    std::vector<std::size_t> choice(steps_.size());
+    for (std::size_t k = steps_.size(); k-- > 0;) {
+      choice[k] = steps_[k][at].item;
+      at = steps_[k][at].before;
+    }
+    found.choice = std::move(choice);
+    return found;
+  }
+
+  const Instance& instance_;
+  Bound& bound_;
+  const std::int64_t faster_than_;
+  const std::size_t max_states_;
+  const std::vector<std::int64_t> tails_;
+  const std::vector<std::int64_t> host_tails_;
+  bool uses_host_ = false;
+  std::vector<State> states_;  // sorted by held
+  std::vector<State> next_;
+  std::vector<std::vector<Step>> steps_;  // by layer and state
+  std::int64_t given_up_ = kNever;        // the least bound of these
+};
+
+}  // namespace
+
+Found search(const Instance& instance, Bound& bound, std::int64_t faster_than,
+             std::size_t max_states) {
+  return Pass(instance, bound, faster_than, max_states).run();
+}
+
+}  // namespace memscale::solver
