@@ -22,6 +22,7 @@ from memscale._C import (  # noqa: E402
     HardwareError,
     InputError,
     ParseError,
+    Plan,
     PlanError,
     TraceError,
 )
@@ -31,6 +32,7 @@ from memscale.estimator import Estimate, estimate  # noqa: E402
 from memscale.executor import Executor  # noqa: E402
 from memscale.first_step import FirstStepEstimate, estimate_at_first_step  # noqa: E402
 from memscale.oom import OomReport, explain_oom  # noqa: E402
+from memscale.planning import pareto, plan  # noqa: E402
 from memscale.verify import VerifyError, VerifyReport, verify_correctness  # noqa: E402
 
 __version__ = _version("memscale-open")
@@ -48,6 +50,7 @@ __all__ = [
     "OomReport",
     "OptimizationMode",
     "ParseError",
+    "Plan",
     "PlanError",
     "TraceError",
     "VerifyError",
@@ -60,6 +63,8 @@ __all__ = [
     "logs",
     "memory",
     "optimize",
+    "pareto",
+    "plan",
     "replay",
     "simdev",
     "verify_correctness",

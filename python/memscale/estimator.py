@@ -105,11 +105,15 @@ class Estimate:
 
     # ---- bytes ----
 
+    @property
+    def granularity(self) -> int:
+        """The device's allocator hands out multiples of this many bytes."""
+        return 1 if self.device.type == "cpu" else _ACCELERATOR_GRANULARITY
+
     @cached_property
     def timeline(self) -> Timeline:
         """Bytes on the device, op by op."""
-        granularity = 1 if self.device.type == "cpu" else _ACCELERATOR_GRANULARITY
-        return Timeline(self.trace, "device", granularity)
+        return Timeline(self.trace, "device", self.granularity)
 
     @property
     def peak_bytes(self) -> int:

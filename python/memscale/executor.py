@@ -24,15 +24,16 @@ from torch import nn
 from torch.compiler import is_compiling
 
 from memscale import logs, replay
-from memscale._C import Error
+from memscale._C import Error, Plan, PlanError
 from memscale._optimizer_step import OptimizerLike
 from memscale._progress import progress
 from memscale._signature import Signatures
 from memscale._use_cache import UseCache
-from memscale.config import Config
+from memscale.config import Config, EffectiveConfig, OptimizationMode
+from memscale.estimator import estimate_call
 from memscale.inputs import Call
 from memscale.plan_text import plan_text, wrapped_text
-from memscale.planning import Plan, plan_step, policies
+from memscale.planning import decide, load_plan
 
 __all__ = ["Executor"]
 
@@ -54,9 +55,11 @@ class Executor:
         self._planned: Signatures[Plan | None] = Signatures()
         self._plan: Plan | None = None
         self.compiled = hasattr(model, "_orig_mod")
-        self._replay = replay.attach(
-            model, policies(self.effective, self.compiled), around=self._use_cache.off
-        )
+        self._told = None if config.plan is None else load_plan(config.plan, model)
+        policy = _policy(self.effective, self.compiled)
+        self._replay = replay.attach(model, policy, around=self._use_cache.off)
+        if self._told is not None:
+            self._follow(self._told)
         handle = model.register_forward_pre_hook(
             _BeforeCall(self), with_kwargs=True, prepend=True
         )
@@ -112,19 +115,41 @@ class Executor:
     # ---- plans ----
 
     def plan_for(self, call: Call) -> Plan | None:
-        """Plan for a batch like this, once; None if the model cannot be traced."""
+        """Plan for a batch like this, once; None if the model cannot be traced.
+
+        Raises PlanError if the budget is too small.
+        """
+        if self._told is not None or self.compiled:
+            return self._plan
         found, plan = self._planned.find(call)
         if not found:
             plan = self._make_plan(call)
             self._planned.add(call, plan)
-        self._plan = plan
+        if plan is not None and plan is not self._plan:
+            self._follow(plan)
         return plan
+
+    def _follow(self, plan: Plan) -> None:
+        self._plan = plan
+        self._replay.set_policies(
+            [layer.keep_set or layer.policy for layer in plan.layers]
+        )
 
     def _make_plan(self, call: Call) -> Plan | None:
         name = type(self._model).__name__
         try:
-            with progress(f"tracing {name}"), self.paused(), self._use_cache.off():
-                plan = plan_step(self._model, call, self._optimizer, self.config)
+            with progress(f"planning {name}"), self.paused(), self._use_cache.off():
+                traced = estimate_call(
+                    self._model,
+                    call,
+                    self._optimizer or "adamw",
+                    self.config,
+                    None,
+                    fallback=False,
+                )
+                plan = decide(traced, self.config, name)
+        except PlanError:
+            raise
         except Error as error:
             self.say(f"{name} runs without a prediction: {error}", logging.WARNING)
             return None
@@ -147,6 +172,13 @@ class Executor:
             self.say(
                 "no parameter requires a gradient: nothing to save", logging.WARNING
             )
+
+
+def _policy(effective: EffectiveConfig, compiled: bool) -> str:
+    """Of all layers, until there is a plan, and where none can be made."""
+    if compiled or not effective.enable_checkpointing:
+        return "keep"
+    return "block" if effective.mode == OptimizationMode.AGGRESSIVE else "cheap"
 
 
 class _BeforeCall:

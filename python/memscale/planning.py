@@ -1,81 +1,191 @@
-"""What each layer of a wrapped model does, and what that is predicted to save."""
+"""Plans: what each layer does, why, and what that is predicted to come to.
+
+::
+
+    plan = memscale.plan(model, batch, config=Config(budget="6GiB"))
+    print(plan)                     # a table
+    print(plan.explain())           # reasons
+    memscale.wrap(model, Config(plan=plan))
+
+    for plan in memscale.pareto(model, batch):      # from the smallest to the fastest
+        print(plan.peak_bytes, plan.slowdown)
+
+Decisions are made in C++ (core/decision.h), from a trace: nothing is run.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
+import torch
 from torch import nn
 
+from memscale import _C, hardware
+from memscale._C import CostModel, Plan, PlanError, Question, format_bytes
 from memscale._optimizer_step import OptimizerLike
-from memscale.config import Config, EffectiveConfig, OptimizationMode
-from memscale.estimator import estimate_call
-from memscale.inputs import Call
+from memscale._use_cache import UseCache
+from memscale.config import Config
+from memscale.estimator import Estimate, estimate
+from memscale.inputs import LossFn
+from memscale.layers import find_layers
+from memscale.replay import DEFAULT_MIN_BYTES
 
-__all__ = ["LayerPlan", "Plan", "plan_step", "policies"]
+__all__ = ["Plan", "decide", "load_plan", "pareto", "plan"]
 
-
-@dataclass(frozen=True)
-class LayerPlan:
-    """One layer: its policy, and the activations that it holds for backward."""
-
-    name: str
-    policy: str
-    plain_bytes: int
-    held_bytes: int
+_NUM_PLANS = 12
 
 
-@dataclass(frozen=True)
-class Plan:
-    """A plan for one kind of batch, and what it is predicted to come to."""
-
-    model: str
-    mode: str
-    call: str
-    device: str
-    optimizer: str
-    layers: tuple[LayerPlan, ...]
-    plain_peak_bytes: int
-    peak_bytes: int
-    notes: tuple[str, ...]
-
-    @property
-    def saved_bytes(self) -> int:
-        """Of activations, between forward and backward."""
-        return sum(layer.plain_bytes - layer.held_bytes for layer in self.layers)
-
-
-def policies(effective: EffectiveConfig, compiled: bool) -> str:
-    """What the mode makes the layers do."""
-    if compiled or not effective.enable_checkpointing:
-        return "keep"
-    return "block" if effective.mode == OptimizationMode.AGGRESSIVE else "cheap"
-
-
-def plan_step(
-    model: nn.Module, call: Call, optimizer: OptimizerLike | None, config: Config
+def plan(
+    model: nn.Module,
+    sample_input: Any = None,
+    optimizer: OptimizerLike = "adamw",
+    config: Config | None = None,
+    loss_fn: LossFn | None = None,
+    *,
+    device: torch.device | str | hardware.DeviceSpec | None = None,
+    **sizes: int,
 ) -> Plan:
-    """Trace a step, without running it, and say what the policies do to it.
+    """What ``wrap`` would do, without doing it. Arguments: as for ``estimate``.
 
-    Raises TraceError if that cannot be done, and what the model raises.
+    Raises PlanError, naming the smallest budget that works, if ``config.budget`` is
+    too small.
     """
-    plain = estimate_call(
-        model, call, optimizer or "adamw", config, None, fallback=False
-    )
-    policy = policies(config.resolve(), hasattr(model, "_orig_mod"))
-    shares = {share.name: share for share in plain.layers}
-    layers = []
-    for name in plain.trace.layers:
-        share = shares.get(name)
-        held = share.by_category["activations"] if share is not None else 0
-        layers.append(LayerPlan(name, policy, held, held))
-    return Plan(
-        type(model).__name__,
-        config.mode.value,
-        plain.call,
-        plain.target,
-        plain.optimizer,
-        tuple(layers),
-        plain.peak_bytes,
-        plain.peak_bytes,
-        tuple(plain.notes),
-    )
+    config = config or Config()
+    traced = _traced(model, sample_input, optimizer, config, loss_fn, device, sizes)
+    return decide(traced, config, type(model).__name__, _card(device))
+
+
+def pareto(
+    model: nn.Module,
+    sample_input: Any = None,
+    optimizer: OptimizerLike = "adamw",
+    config: Config | None = None,
+    loss_fn: LossFn | None = None,
+    *,
+    device: torch.device | str | hardware.DeviceSpec | None = None,
+    max_plans: int = _NUM_PLANS,
+    **sizes: int,
+) -> Frontier:
+    """The plans that no other beats, from the smallest peak to the fastest.
+
+    Arguments: as for ``estimate``; the config's mode and budget do not matter.
+    """
+    if isinstance(max_plans, bool) or not isinstance(max_plans, int) or max_plans < 2:
+        raise PlanError(f"max_plans must be an int >= 2, got {max_plans!r}")
+    config = config or Config()
+    traced = _traced(model, sample_input, optimizer, config, loss_fn, device, sizes)
+    question = _question(traced, config, type(model).__name__, _card(device))
+    return Frontier(_C.plan_frontier(question, max_plans))
+
+
+class Frontier(list[Plan]):
+    """Plans, smallest peak first. Prints as a table."""
+
+    def __str__(self) -> str:
+        from memscale.plan_text import frontier_text
+
+        return frontier_text(self)
+
+    def _repr_html_(self) -> str:
+        from memscale.plan_text import frontier_html
+
+        return frontier_html(self)
+
+
+def decide(
+    traced: Estimate,
+    config: Config,
+    model: str,
+    card: hardware.DeviceSpec | None = None,
+    margin: int = 0,
+) -> Plan:
+    """A plan from an estimate. ``margin``: bytes by which such were too low before."""
+    decision = _C.decide(_question(traced, config, model, card, margin))
+    smallest = decision.smallest_budget
+    if smallest is not None:
+        assert config.budget is not None
+        raise PlanError(
+            f"budget must be at least {smallest} bytes ({format_bytes(smallest)}, at a "
+            f"predicted slowdown of {decision.plan.slowdown:.0%}) for {model} with "
+            f"{traced.call}, got {config.budget} ({format_bytes(config.budget)})"
+        )
+    return decision.plan
+
+
+def load_plan(source: str, model: nn.Module) -> Plan:
+    """The plan of ``Config(plan=...)``: JSON or the path of a file; for this model."""
+    text = source
+    if not source.lstrip().startswith("{"):
+        try:
+            text = Path(source).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError, ValueError) as error:
+            raise PlanError(
+                f"plan must be JSON or a file that holds it, got {source!r:.100} "
+                f"({error})"
+            ) from None
+    made = Plan.from_json(text)
+    made.check_fits(list(find_layers(model).modules))
+    return made
+
+
+def _traced(
+    model: nn.Module,
+    sample_input: Any,
+    optimizer: OptimizerLike,
+    config: Config,
+    loss_fn: LossFn | None,
+    device: torch.device | str | hardware.DeviceSpec | None,
+    sizes: dict[str, int],
+) -> Estimate:
+    with UseCache(model).off():
+        return estimate(
+            model, sample_input, optimizer, config, loss_fn, device=device, **sizes
+        )
+
+
+def _card(
+    device: torch.device | str | hardware.DeviceSpec | None,
+) -> hardware.DeviceSpec | None:
+    """The card that was named; None: what the trace was made for is here."""
+    if isinstance(device, hardware.DeviceSpec):
+        return device
+    if isinstance(device, str):
+        try:
+            torch.device(device)
+        except RuntimeError:
+            return None if device == "sim" else hardware.find(device)
+    return None
+
+
+def _question(
+    traced: Estimate,
+    config: Config,
+    model: str,
+    card: hardware.DeviceSpec | None,
+    margin: int = 0,
+) -> Question:
+    kind = traced.device.type
+    if card is None and kind not in ("cpu", "sim"):
+        card = hardware.detect().devices[traced.device.index or 0]
+    cost = CostModel.of_cpu() if card is None else CostModel.of(card)
+    question = Question(traced.trace, config, cost)
+    question.on_cpu = kind == "cpu"
+    question.granularity = traced.granularity
+    question.device_memory = _memory(traced.device, card)
+    question.min_bytes = DEFAULT_MIN_BYTES
+    question.margin = margin
+    question.model = model
+    question.call = traced.call
+    question.device = traced.target
+    question.optimizer = traced.optimizer
+    return question
+
+
+def _memory(device: torch.device, card: hardware.DeviceSpec | None) -> int | None:
+    if card is not None:
+        return card.memory
+    found = hardware.detect()
+    if device.type == "cpu":
+        return found.host.total_memory
+    return found.devices[device.index or 0].memory

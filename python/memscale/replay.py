@@ -99,12 +99,14 @@ class Replay:
         min_bytes: int,
         around: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> None:
+        self._min_bytes = min_bytes
         self._engine = _C.Replay(
             _device_of(model), [_rules(policy, min_bytes) for _, policy in layers]
         )
         self._hooks = (self._engine.pack_hook(), _C.unpack_hook())
         self._around = around
         self._paused = 0
+        self._idle = False
         self._of_thread = threading.local()
         self._handles: list[Any] = []
         self._on_detach: list[Callable[[], object]] = []
@@ -143,7 +145,7 @@ class Replay:
         return calls
 
     def _enter(self, frame: FrameType) -> bool:
-        if self._paused or self._engine.is_entered:
+        if self._paused or self._idle or self._engine.is_entered:
             return False
         if not _hook_stack.is_free():
             return False
@@ -161,6 +163,11 @@ class Replay:
         around.__exit__(None, None, None)
         _hook_stack.pop(self._hooks)
         self._engine.leave(tensors_in(output))
+
+    def set_policies(self, policies: list[Policy]) -> None:
+        """Other policies, one for each layer, from the next call on."""
+        self._engine.set_layers([_rules(each, self._min_bytes) for each in policies])
+        self._idle = all(policy == "keep" for policy in policies)
 
     @contextmanager
     def paused(self) -> Iterator[None]:

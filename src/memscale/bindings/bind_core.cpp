@@ -23,6 +23,7 @@
 #include "memscale/core/hardware.h"
 #include "memscale/core/host.h"
 #include "memscale/core/known_devices.h"
+#include "memscale/core/plan.h"
 
 namespace py = pybind11;
 
@@ -101,6 +102,7 @@ FieldValue from_python(const FieldSpec& spec, py::handle object) {
   if (py::isinstance<py::dict>(object) && spec.kind == FieldKind::Record) {
     return map_from(py::reinterpret_borrow<py::dict>(object));
   }
+  if (py::isinstance<Plan>(object)) return to_json(object.cast<const Plan&>());
   if (spec.kind == FieldKind::Text && py::hasattr(object, "__fspath__")) {
     const py::object path = py::module_::import("os").attr("fspath")(object);
     if (py::isinstance<py::str>(path)) return path.cast<std::string>();

@@ -75,6 +75,7 @@ void bind_replay(py::module_& m) {
   py::class_<Replay, std::shared_ptr<Replay>>(m, "Replay")
       .def(py::init<c10::Device, std::vector<TapeRules>>(), py::arg("device"),
            py::arg("layers"))
+      .def("set_layers", &Replay::set_layers, py::arg("layers"))
       .def("enter", &Replay::enter)
       .def("leave", &Replay::leave, py::arg("outputs"))
       .def("enter_layer", &Replay::enter_layer)

@@ -31,6 +31,9 @@ void bind_replay(pybind11::module_& m);
 // What a step will be under a plan.
 void bind_plan(pybind11::module_& m);
 
+// Plans and how they are made.
+void bind_decision(pybind11::module_& m);
+
 // What needs libtorch.
 void bind_runtime(pybind11::module_& m);
 

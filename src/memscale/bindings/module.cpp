@@ -10,4 +10,5 @@ PYBIND11_MODULE(_C, m) {
   memscale::bind_recorder(m);
   memscale::bind_replay(m);
   memscale::bind_plan(m);
+  memscale::bind_decision(m);
 }

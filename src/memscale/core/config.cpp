@@ -65,6 +65,10 @@ const FieldTable<Config>& field_table() {
               "Hard limit of allocated device bytes; the cheapest plan under "
               "it is taken, and if there is none the error names the smallest "
               "budget that works."),
+          field<&C::plan>(
+              "plan", kAny,
+              "A saved plan to follow instead of deciding: a Plan, its JSON, "
+              "or the path of a file that holds it."),
           field<&C::target_gpu_utilization>(
               "target_gpu_utilization", kShare,
               "Share of the device's memory to plan for when there is no "

@@ -59,6 +59,7 @@ struct EffectiveConfig final {
 struct Config final : FieldSet<Config> {
   Setting<OptimizationMode> mode{OptimizationMode::Balanced};
   Setting<std::optional<Bytes>> budget;
+  Setting<std::optional<std::string>> plan;
   Setting<double> target_gpu_utilization{0.85};
   Setting<bool> enable_checkpointing{true};
   Setting<bool> enable_offloading{true};

@@ -43,7 +43,7 @@ Plan plain_plan(const Question& question, const Timeline& timeline) {
   plan.mode = question.config.mode;
   plan.budget = question.config.budget;
   for (const Layer& layer : trace.layers) {
-    plan.layers.push_back({.layer = layer.name});
+    plan.layers.emplace_back().layer = layer.name;
   }
   plan.plain_nanoseconds = question.cost.nanoseconds(trace);
   plan.plain_peak = peak ? peak->bytes : timeline.resident();

@@ -41,6 +41,8 @@ struct LineageOp {
   std::int64_t nanoseconds = 0;      // that calling it again takes
   Bytes packed{};                    // that calling it again needs to be held
   std::vector<std::size_t> reads{};  // states; distinct
+
+  bool operator==(const LineageOp&) const = default;
 };
 
 struct LayerGraph {

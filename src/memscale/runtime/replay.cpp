@@ -80,14 +80,18 @@ class Claims final {
 
 // One call of a model, in one thread.
 struct Replay::Call {
-  explicit Call(std::shared_ptr<Replay> of) : replay(std::move(of)) {}
+  explicit Call(std::shared_ptr<Replay> of)
+      : replay(std::move(of)), by_layer(replay->layers()) {}
 
   // The tape of the innermost layer; null if that keeps everything.
   Tape* open_tape();
   void close_tape();
   void change_layer();  // layers.back() is another
 
+  const TapeRules& layer_rules() const { return by_layer->at(layers.back()); }
+
   const std::shared_ptr<Replay> replay;
+  const Replay::Layers by_layer;
   std::vector<std::size_t> layers = {0};
   std::shared_ptr<Tape> tape;
   int leaf_depth = 0;
@@ -127,10 +131,24 @@ struct Replay::OpContext final : at::ObserverContext {
 
 Replay::Replay(c10::Device device, std::vector<TapeRules> layers)
     : leaf_ops_(device, nullptr),
-      layers_(std::move(layers)),
+      layers_(
+          std::make_shared<const std::vector<TapeRules>>(std::move(layers))),
       stats_(std::make_shared<ReplayStats>()) {}
 
 Replay::~Replay() = default;
+
+void Replay::set_layers(std::vector<TapeRules> layers) {
+  auto made = std::make_shared<const std::vector<TapeRules>>(std::move(layers));
+  const std::lock_guard lock(mutex_);
+  TORCH_CHECK_VALUE(made->size() == layers_->size(), "layers must be ",
+                    layers_->size(), ", got ", made->size());
+  layers_.swap(made);
+}
+
+Replay::Layers Replay::layers() const {
+  const std::lock_guard lock(mutex_);
+  return layers_;
+}
 
 bool Replay::enter() {
   if (current_call != nullptr || !c10::GradMode::is_enabled() ||
@@ -197,7 +215,7 @@ std::shared_ptr<SavedTensor> Replay::pack(const at::Tensor& tensor) {
 }
 
 Tape* Replay::Call::open_tape() {
-  const TapeRules& rules = replay->layers_[layers.back()];
+  const TapeRules& rules = layer_rules();
   if (rules.keeps_all()) return nullptr;
   if (tape == nullptr) tape = std::make_shared<Tape>(rules, replay->stats_);
   return tape.get();
@@ -205,7 +223,7 @@ Tape* Replay::Call::open_tape() {
 
 void Replay::Call::change_layer() {
   if (tape == nullptr) return;
-  const TapeRules& rules = replay->layers_[layers.back()];
+  const TapeRules& rules = layer_rules();
   if (rules.policy == tape->policy() && tape->spans_layers()) {
     tape->cross_border();
   } else {

@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <memory>
+#include <mutex>
 #include <vector>
 
 #include "memscale/runtime/leaf_ops.h"
@@ -30,6 +31,9 @@ class Replay final : public std::enable_shared_from_this<Replay> {
   // the others.
   Replay(c10::Device device, std::vector<TapeRules> layers);
   ~Replay();
+
+  // As many as before. Calls that have begun go on as they began.
+  void set_layers(std::vector<TapeRules> layers);
 
   // False: this call is left alone (nothing to differentiate, or the thread is
   // in a call of a model already). Then leave() must not be called either.
@@ -58,7 +62,12 @@ class Replay final : public std::enable_shared_from_this<Replay> {
                      at::ObserverContext* context);
 
   const LeafOps leaf_ops_;
-  const std::vector<TapeRules> layers_;
+  // Replaced, never changed: calls of other threads read the one they have.
+  using Layers = std::shared_ptr<const std::vector<TapeRules>>;
+  Layers layers() const;
+
+  mutable std::mutex mutex_;  // of layers_
+  Layers layers_;
   const std::shared_ptr<ReplayStats> stats_;
 };
 
