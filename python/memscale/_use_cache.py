@@ -8,6 +8,7 @@ off; evaluation and ``generate`` find it as it was.
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -21,7 +22,7 @@ class UseCache:
     """The switches of one model. Calls may nest and come from several threads."""
 
     def __init__(self, model: nn.Module) -> None:
-        self._model = model
+        self._model = weakref.ref(model)  # it may own this
         self._lock = threading.Lock()
         self._num_calls = 0
         self._turned: list[Any] = []
@@ -58,7 +59,8 @@ class UseCache:
     def _configs(self) -> Iterator[Any]:
         """Those that are on; a configuration that modules share comes once."""
         seen: set[int] = set()
-        for module in self._model.modules():
+        model = self._model()
+        for module in () if model is None else model.modules():
             config = module.__dict__.get("config")
             if id(config) in seen or getattr(config, "use_cache", None) is not True:
                 continue

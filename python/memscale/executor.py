@@ -14,7 +14,9 @@ are the model's own all the time. ``detach`` takes every hook away.
 
 from __future__ import annotations
 
+import gc
 import logging
+import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
@@ -48,7 +50,8 @@ class Executor:
     ) -> None:
         self.config = config
         self.effective = config.resolve()
-        self._model = model
+        # Not to be kept alive by what is attached to it.
+        self._model_ref = weakref.ref(model)
         self._optimizer = optimizer
         self._use_cache = UseCache(model)
         self._on_detach: list[Callable[[], object]] = []
@@ -109,8 +112,14 @@ class Executor:
     def __reduce__(self) -> tuple[Any, ...]:
         return type(None), ()
 
+    @property
+    def _model(self) -> nn.Module:
+        model = self._model_ref()
+        assert model is not None  # it owns this
+        return model
+
     def wraps(self, model: nn.Module) -> bool:
-        return model is self._model
+        return model is self._model_ref()
 
     # ---- plans ----
 
@@ -157,6 +166,10 @@ class Executor:
             # The model rejects the batch, and will say so itself in a moment.
             _log.debug("not traced: %s", error)
             return None
+        finally:
+            # Tracing leaves cycles, of errors and their frames: they would keep the
+            # model and this batch alive until the next collection.
+            gc.collect()
         self.say(plan_text(plan))
         return plan
 

@@ -3,6 +3,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include <cstddef>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -25,7 +26,13 @@ void bind_plans(py::module_& m) {
       .def_property_readonly(
           "policy",
           [](const LayerPlan& plan) { return to_string(plan.policy); })
-      .def_readonly("keep_set", &LayerPlan::keep_set)
+      .def_property_readonly(
+          "keep_set",
+          [](const LayerPlan& plan) {
+            // A copy: keep sets are held by shared_ptr.
+            return plan.keep_set ? std::make_shared<KeepSet>(*plan.keep_set)
+                                 : nullptr;
+          })
       .def_readonly("plain_bytes", &LayerPlan::plain_bytes)
       .def_readonly("held_bytes", &LayerPlan::held_bytes)
       .def_readonly("nanoseconds", &LayerPlan::nanoseconds)
