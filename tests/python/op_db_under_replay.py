@@ -18,8 +18,8 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from memscale import replay
-from op_db_on_sim import _to as copied
 from op_db_on_sim import NOT_COMPARABLE, op_id, same_bits
+from op_db_on_sim import _to as copied
 
 # Operators left out, each with the reason that the test prints.
 SKIPPED = NOT_COMPARABLE
