@@ -99,12 +99,12 @@ void PredictedTape::begin_op(OpId id) {
   for (const ValueId input : op.inputs) {
     const Value& value = step_.plain.at(input);
     if (!value.storage.valid()) continue;
-    add_tensor(input, access_of(op, value, rules), is_view);
+    add_tensor(running, input, access_of(op, value, rules), is_view);
   }
 }
 
-void PredictedTape::add_tensor(ValueId id, Access access, bool is_view) {
-  Running& running = *running_;
+void PredictedTape::add_tensor(Running& running, ValueId id, Access access,
+                               bool is_view) {
   Node& node = running.node;
   const Value& value = step_.plain.at(id);
   if (access != Access::Read && access != Access::Scratch &&
@@ -125,7 +125,7 @@ void PredictedTape::add_tensor(ValueId id, Access access, bool is_view) {
     find_state(value);  // its base is held
     return;
   }
-  const StateId state = read_state(value);
+  const StateId state = read_state(running, value);
   if ((access == Access::Read || access == Access::Update) &&
       std::ranges::find(node.reads, state) == node.reads.end()) {
     node.reads.push_back(state);
@@ -133,7 +133,8 @@ void PredictedTape::add_tensor(ValueId id, Access access, bool is_view) {
   node.references.push_back({id, access, state});
 }
 
-PredictedTape::StateId PredictedTape::read_state(const Value& value) {
+PredictedTape::StateId PredictedTape::read_state(Running& running,
+                                                 const Value& value) {
   const StateId id = find_state(value);
   State& state = states_[id];
   if (is_written_now(value.storage)) return id;
@@ -159,7 +160,7 @@ PredictedTape::StateId PredictedTape::read_state(const Value& value) {
       crossing_.push_back(id);
     }
   }
-  running_->depth = std::max(running_->depth, depth);
+  running.depth = std::max(running.depth, depth);
   return id;
 }
 
@@ -227,6 +228,7 @@ PredictedTape::Why PredictedTape::why_keep(const Running& running,
 }
 
 void PredictedTape::end_op() {
+  if (!running_) return;
   Running running = std::move(*running_);
   running_.reset();
   Node& node = running.node;

@@ -147,11 +147,11 @@ class PredictedTape final {
   bool is_expensive(const Op& op, const ReplayRules& rules) const;
   Access access_of(const Op& op, const Value& value,
                    const ReplayRules& rules) const;
-  void add_tensor(ValueId value, Access access, bool is_view);
+  void add_tensor(Running& running, ValueId value, Access access, bool is_view);
   StateId find_state(const Value& value);
   StateId new_state(StorageId storage, std::uint32_t version, NodeId maker,
                     Why why);
-  StateId read_state(const Value& value);
+  StateId read_state(Running& running, const Value& value);
   void hold_here(StateId state);
   Why why_keep(const Running& running, StorageId storage, std::size_t output);
   void end_write(const Written& written, Running& running);
