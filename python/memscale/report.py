@@ -154,12 +154,12 @@ def _verdict(fits: bool) -> str:
 
 
 def breakdown_table(by_category: dict[str, int]) -> str:
-    """Bytes by category with a total; buffers only where there are any."""
+    """Bytes by category with a total; of some only where there are any."""
     total = sum(by_category.values())
     shown = {
         name.replace("_", " "): size
         for name, size in by_category.items()
-        if size or name != "buffers"
+        if size or name not in ("buffers", "recompute")
     }
     rows = [
         (name, format_bytes(size), f"{size:,}", f"{100 * size / max(total, 1):.1f} %")

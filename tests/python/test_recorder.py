@@ -237,6 +237,31 @@ class TestSaves:
         assert saved["freed"] == 1
         assert data["saves"][0]["released"] == 1
 
+    def test_tell_when_the_program_lets_go(self) -> None:
+        x = torch.randn(256)
+        with recording(recorder()) as r:
+            made = x.exp()
+            handles = [r.save(made), r.save(made.view(16, 16))]
+            x.sin()
+            seen = made.view(2, 128)
+            del made
+            x.cos()
+            del seen
+            x.tan()
+            handles.clear()
+        trace = r.finish()
+        assert names(trace)[4:] == ["aten::cos", "aten::tan"]
+        saved = data_of(trace)["storages"][1]
+        assert (saved["born"], saved["let_go"], saved["freed"]) == (0, 4, 5)
+
+    def test_what_the_model_returns_is_told(self) -> None:
+        x = torch.randn(4)
+        with recording(recorder()) as r:
+            r.set_returned(x.exp().view(2, 2))
+            x.sin()
+        storages = data_of(r.finish())["storages"]
+        assert [s["returned"] for s in storages] == [False, True, False]
+
     def test_without_holding_the_tensor(self) -> None:
         x = torch.randn(256)
         with memscale.memory.track("cpu") as memory, recording(recorder()) as r:

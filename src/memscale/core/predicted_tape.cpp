@@ -26,9 +26,9 @@ bool is_packable(std::string_view dtype) {
 
 }  // namespace
 
-PredictedTape::PredictedTape(const TapeRules& rules, PredictedCall& call)
+PredictedTape::PredictedTape(const TapeRules& rules, PredictedStep& step)
     : rules_(rules),
-      call_(call),
+      step_(step),
       follows_keep_set_(rules.keep_set != nullptr) {}
 
 PredictedTape::Why PredictedTape::why_not(const Op& op,
@@ -37,7 +37,7 @@ PredictedTape::Why PredictedTape::why_not(const Op& op,
     return Why::Never;
   }
   const bool plain = std::ranges::all_of(op.inputs, [&](ValueId input) {
-    return call_.plain.at(input).storage.valid();
+    return step_.plain.at(input).storage.valid();
   });
   return plain ? Why::Replayed : Why::Never;
 }
@@ -45,12 +45,12 @@ PredictedTape::Why PredictedTape::why_not(const Op& op,
 bool PredictedTape::is_expensive(const Op& op, const ReplayRules& rules) const {
   const auto& inputs = op.inputs;
   if (rules.slow_on_cpu && !inputs.empty()) {
-    const StorageId first = call_.plain.at(inputs[0]).storage;
+    const StorageId first = step_.plain.at(inputs[0]).storage;
     if (first.valid() && is_on_cpu(first)) return true;
   }
   if (rules.work == Work::Little) return false;
   if (rules.work == Work::Much || rules.factor >= inputs.size()) return true;
-  const Value& factor = call_.plain.at(inputs[rules.factor]);
+  const Value& factor = step_.plain.at(inputs[rules.factor]);
   const std::int64_t numel = factor.numel();
   if (factor.sizes.empty() || numel == 0) return true;
   const std::int64_t multiplications = rules.work == Work::Matmul
@@ -63,7 +63,7 @@ bool PredictedTape::is_expensive(const Op& op, const ReplayRules& rules) const {
 // does not: they are the buffers of a normalisation that gives statistics.
 PredictedTape::Access PredictedTape::access_of(const Op& op, const Value& value,
                                                const ReplayRules& rules) const {
-  const Trace& plain = call_.plain;
+  const Trace& plain = step_.plain;
   if (rules.updates_statistics &&
       plain.at(value.storage).category == Category::Buffer) {
     const bool trains = std::ranges::any_of(
@@ -88,7 +88,7 @@ PredictedTape::Access PredictedTape::access_of(const Op& op, const Value& value,
 }
 
 void PredictedTape::begin_op(OpId id) {
-  const Op& op = call_.plain.at(id);
+  const Op& op = step_.plain.at(id);
   const ReplayRules& rules = rules_of(id);
   Running& running = running_.emplace();
   running.node.op = id;
@@ -97,16 +97,16 @@ void PredictedTape::begin_op(OpId id) {
   // By its schema this one returns something new.
   const bool is_view = op.view && op.name != "aten::_unsafe_view";
   for (const ValueId input : op.inputs) {
-    const Value& value = call_.plain.at(input);
+    const Value& value = step_.plain.at(input);
     if (!value.storage.valid()) continue;
-    add_tensor(input, access_of(op, value, rules), is_view);
+    add_tensor(running, input, access_of(op, value, rules), is_view);
   }
 }
 
-void PredictedTape::add_tensor(ValueId id, Access access, bool is_view) {
-  Running& running = *running_;
+void PredictedTape::add_tensor(Running& running, ValueId id, Access access,
+                               bool is_view) {
   Node& node = running.node;
-  const Value& value = call_.plain.at(id);
+  const Value& value = step_.plain.at(id);
   if (access != Access::Read && access != Access::Scratch &&
       !is_written_now(value.storage)) {
     const StateId old = find_state(value);
@@ -125,7 +125,7 @@ void PredictedTape::add_tensor(ValueId id, Access access, bool is_view) {
     find_state(value);  // its base is held
     return;
   }
-  const StateId state = read_state(value);
+  const StateId state = read_state(running, value);
   if ((access == Access::Read || access == Access::Update) &&
       std::ranges::find(node.reads, state) == node.reads.end()) {
     node.reads.push_back(state);
@@ -133,7 +133,8 @@ void PredictedTape::add_tensor(ValueId id, Access access, bool is_view) {
   node.references.push_back({id, access, state});
 }
 
-PredictedTape::StateId PredictedTape::read_state(const Value& value) {
+PredictedTape::StateId PredictedTape::read_state(Running& running,
+                                                 const Value& value) {
   const StateId id = find_state(value);
   State& state = states_[id];
   if (is_written_now(value.storage)) return id;
@@ -159,7 +160,7 @@ PredictedTape::StateId PredictedTape::read_state(const Value& value) {
       crossing_.push_back(id);
     }
   }
-  running_->depth = std::max(running_->depth, depth);
+  running.depth = std::max(running.depth, depth);
   return id;
 }
 
@@ -185,7 +186,7 @@ PredictedTape::StateId PredictedTape::find_state(const Value& value) {
   }
   const StateId state =
       new_state(value.storage, value.version, kNone, Why::Outside);
-  states_[state].is_leaf = !call_.has_history[value.storage.index()];
+  states_[state].is_leaf = !step_.has_history[value.storage.index()];
   return state;
 }
 
@@ -211,7 +212,7 @@ PredictedTape::Why PredictedTape::why_keep(const Running& running,
                                            StorageId storage,
                                            std::size_t output) {
   if (running.why != Why::Replayed) return running.why;
-  const Bytes bytes = call_.plain.at(storage).bytes;
+  const Bytes bytes = step_.plain.at(storage).bytes;
   if (bytes.count() < static_cast<std::int64_t>(rules_.min_bytes)) {
     return Why::Small;
   }
@@ -227,6 +228,7 @@ PredictedTape::Why PredictedTape::why_keep(const Running& running,
 }
 
 void PredictedTape::end_op() {
+  if (!running_) return;
   Running running = std::move(*running_);
   running_.reset();
   Node& node = running.node;
@@ -242,7 +244,7 @@ void PredictedTape::end_op() {
   const auto id = static_cast<NodeId>(nodes_.size());
   for (const Written& written : running.written) end_write(written, running);
   for (std::uint32_t place = 0; place < op.outputs.size(); ++place) {
-    const Value& output = call_.plain.at(op.outputs[place]);
+    const Value& output = step_.plain.at(op.outputs[place]);
     if (!output.storage.valid() || current_.contains(output.storage)) continue;
     const Why why = why_keep(running, output.storage, place);
     const StateId state = new_state(output.storage, output.version, id, why);
@@ -256,7 +258,7 @@ void PredictedTape::end_op() {
   }
   ++num_ops_;
   for (const std::size_t save : std::exchange(pending_, {})) {
-    const Value& value = call_.plain.at(call_.plain.saves[save].value);
+    const Value& value = step_.plain.at(step_.plain.saves[save].value);
     const auto found = current_.find(value.storage);
     if (found != current_.end()) settle(save, found->second);
   }
@@ -277,7 +279,7 @@ void PredictedTape::end_write(const Written& written, Running& running) {
     why = Why::Chosen;
   }
   const StateId state =
-      new_state(written.storage, call_.versions[written.storage.index()],
+      new_state(written.storage, step_.versions[written.storage.index()],
                 static_cast<NodeId>(nodes_.size()), why);
   if (why != Why::Replayed) return;
   running.node.writes.push_back({written.reference, state});
@@ -289,7 +291,7 @@ void PredictedTape::keep_packed(Node& node) {
   if (rules.draws_bits && node.writes.size() == 1 && node.results.empty()) {
     const Reference& reference = node.references[node.writes.front().place];
     const State& state = states_[node.writes.front().state];
-    const std::string& dtype = call_.plain.at(reference.value).dtype;
+    const std::string& dtype = step_.plain.at(reference.value).dtype;
     if (reference.access == Access::Overwrite && is_packable(dtype) &&
         is_on_cpu(state.storage) && bytes_of(state) > Bytes()) {
       pack(node, Bytes((bytes_of(state).count() / itemsize_of(dtype) + 7) / 8));
@@ -308,10 +310,10 @@ void PredictedTape::keep_packed(Node& node) {
 }
 
 void PredictedTape::pack(Node& node, Bytes bytes) {
-  const Storage& storage = call_.plain.at(
+  const Storage& storage = step_.plain.at(
       states_[(node.writes.empty() ? node.results : node.writes).front().state]
           .storage);
-  node.packed = call_.holders.make(bytes, storage.place, Category::Activation,
+  node.packed = step_.holders.make(bytes, storage.place, Category::Activation,
                                    storage.layer);
 }
 

@@ -23,7 +23,7 @@ struct Lineage {
 };
 
 // What all tapes of a step share. By index of `plain`.
-struct PredictedCall {
+struct PredictedStep {
   const Trace& plain;
   Trace& trace;  // that is being written
   StorageHolders& holders;
@@ -42,7 +42,7 @@ class PredictedTape final {
  public:
   using StateId = std::uint32_t;
 
-  PredictedTape(const TapeRules& rules, PredictedCall& call);
+  PredictedTape(const TapeRules& rules, PredictedStep& step);
 
   ReplayPolicy policy() const { return rules_.policy; }
 
@@ -131,15 +131,15 @@ class PredictedTape final {
     std::uint32_t depth = 0;
   };
 
-  const Op& op_of(const Node& node) const { return call_.plain.at(node.op); }
+  const Op& op_of(const Node& node) const { return step_.plain.at(node.op); }
   const ReplayRules& rules_of(OpId op) const {
-    return *call_.rules[op.index()];
+    return *step_.rules[op.index()];
   }
   Bytes bytes_of(const State& state) const {
-    return call_.plain.at(state.storage).bytes;
+    return step_.plain.at(state.storage).bytes;
   }
   bool is_on_cpu(StorageId storage) const {
-    return call_.on_cpu || call_.plain.at(storage).place == Place::Host;
+    return step_.on_cpu || step_.plain.at(storage).place == Place::Host;
   }
 
   // Recording.
@@ -147,21 +147,21 @@ class PredictedTape final {
   bool is_expensive(const Op& op, const ReplayRules& rules) const;
   Access access_of(const Op& op, const Value& value,
                    const ReplayRules& rules) const;
-  void add_tensor(ValueId value, Access access, bool is_view);
+  void add_tensor(Running& running, ValueId value, Access access, bool is_view);
   StateId find_state(const Value& value);
   StateId new_state(StorageId storage, std::uint32_t version, NodeId maker,
                     Why why);
-  StateId read_state(const Value& value);
+  StateId read_state(Running& running, const Value& value);
   void hold_here(StateId state);
   Why why_keep(const Running& running, StorageId storage, std::size_t output);
   void end_write(const Written& written, Running& running);
   void follow_keep_set(const Op& op);
   bool is_written_now(StorageId storage) const;
   bool is_current(const State& state) const {
-    return call_.versions[state.storage.index()] == state.version;
+    return step_.versions[state.storage.index()] == state.version;
   }
   bool has_original(const State& state) const {
-    return state.has_original && call_.holders.is_held(state.storage);
+    return state.has_original && step_.holders.is_held(state.storage);
   }
   void settle(std::size_t save, StateId state);
   void drop(std::size_t save, StateId state);
@@ -191,7 +191,7 @@ class PredictedTape final {
   ValueId value_over(ValueId value, StorageId storage);
 
   const TapeRules& rules_;
-  PredictedCall& call_;
+  PredictedStep& step_;
   std::vector<State> states_;
   std::vector<Node> nodes_;
   std::unordered_map<StorageId, StateId> current_;

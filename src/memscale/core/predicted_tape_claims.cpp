@@ -24,7 +24,7 @@ void PredictedTape::cross_border() {
 }
 
 bool PredictedTape::decide(std::size_t save) {
-  const Value& value = call_.plain.at(call_.plain.saves[save].value);
+  const Value& value = step_.plain.at(step_.plain.saves[save].value);
   const auto found = current_.find(value.storage);
   const bool known = found != current_.end();
   if (running_ && (!known || is_written_now(value.storage))) {
@@ -50,8 +50,8 @@ void PredictedTape::settle(std::size_t save, StateId id) {
 
 void PredictedTape::drop(std::size_t save, StateId id) {
   claim(id);
-  call_.lineages[save] = {this, id};
-  call_.holders.drop(states_[id].storage);
+  step_.lineages[save] = {this, id};
+  step_.holders.drop(states_[id].storage);
 }
 
 void PredictedTape::add_output(StorageId storage) {
@@ -95,8 +95,8 @@ PredictedTape::close() {
 void PredictedTape::copy_out(State& state) {
   state.has_original = false;
   if (state.readers == 0 || !state.held.valid() || state.ours) return;
-  const Storage& storage = call_.plain.at(state.storage);
-  const StorageId copy = call_.holders.make(
+  const Storage& storage = step_.plain.at(state.storage);
+  const StorageId copy = step_.holders.make(
       storage.bytes, storage.place, Category::Activation, storage.layer);
   bury(state);
   state.held = copy;
@@ -203,17 +203,17 @@ void PredictedTape::forget_maker(State& state) {
 }
 
 void PredictedTape::hold(State& state, StorageId storage) {
-  call_.holders.hold(storage);
+  step_.holders.hold(storage);
   state.held = storage;
 }
 
 void PredictedTape::bury(State& state) {
-  if (state.held.valid()) call_.holders.drop(state.held);
+  if (state.held.valid()) step_.holders.drop(state.held);
   state.held = StorageId();
 }
 
 void PredictedTape::clear(Node& node) {
-  if (node.packed.valid()) call_.holders.drop(node.packed);
+  if (node.packed.valid()) step_.holders.drop(node.packed);
   node = Node();
 }
 

@@ -58,14 +58,14 @@ std::vector<StorageId> PredictedTape::make_targets(const Node& node) {
     const auto first = static_cast<std::size_t>(same - node.references.begin());
     if (first < i && targets[first].valid()) {
       targets[i] = targets[first];
-      call_.holders.hold(targets[i]);
+      step_.holders.hold(targets[i]);
     } else if (reference.access == Access::Update && old.ours &&
                old.readers == 1) {
       // Nobody else needs the old bytes: they become the new ones.
       targets[i] = std::exchange(old.held, {});
     } else {
-      const Storage& storage = call_.plain.at(old.storage);
-      targets[i] = call_.holders.make(storage.bytes, storage.place,
+      const Storage& storage = step_.plain.at(old.storage);
+      targets[i] = step_.holders.make(storage.bytes, storage.place,
                                       Category::Recompute, storage.layer);
     }
   }
@@ -73,17 +73,17 @@ std::vector<StorageId> PredictedTape::make_targets(const Node& node) {
 }
 
 ValueId PredictedTape::value_over(ValueId id, StorageId storage) {
-  if (call_.plain.at(id).storage == storage) return id;
-  Value value = call_.plain.at(id);
+  if (step_.plain.at(id).storage == storage) return id;
+  Value value = step_.plain.at(id);
   value.storage = storage;
-  call_.trace.values.push_back(std::move(value));
-  return ValueId(call_.trace.values.size() - 1);
+  step_.trace.values.push_back(std::move(value));
+  return ValueId(step_.trace.values.size() - 1);
 }
 
 void PredictedTape::run(Node& node) {
   if (node.packed.valid()) return unpack(node);
   const Op& op = op_of(node);
-  call_.trace.ops.push_back(op);
+  step_.trace.ops.push_back(op);
   const std::vector<StorageId> targets = make_targets(node);
   std::vector<ValueId> inputs;
   // What of the plain step is which storage now, among the results.
@@ -98,7 +98,7 @@ void PredictedTape::run(Node& node) {
   const std::size_t num_inputs = results.size();
   std::vector<ValueId> outputs;
   for (const ValueId output : op.outputs) {
-    const StorageId of = call_.plain.at(output).storage;
+    const StorageId of = step_.plain.at(output).storage;
     if (!of.valid()) {
       outputs.push_back(output);
       continue;
@@ -106,15 +106,15 @@ void PredictedTape::run(Node& node) {
     auto found =
         std::ranges::find(results, of, &std::pair<StorageId, StorageId>::first);
     if (found == results.end()) {
-      const Storage& storage = call_.plain.at(of);
+      const Storage& storage = step_.plain.at(of);
       found = results.emplace(
           results.end(), of,
-          call_.holders.make(storage.bytes, storage.place, Category::Recompute,
+          step_.holders.make(storage.bytes, storage.place, Category::Recompute,
                              storage.layer));
     }
     outputs.push_back(value_over(output, found->second));
   }
-  Op& written = call_.trace.ops.back();
+  Op& written = step_.trace.ops.back();
   written.phase = Phase::Backward;
   written.forward = node.op;
   written.inputs = std::move(inputs);
@@ -128,10 +128,10 @@ void PredictedTape::run(Node& node) {
     adopt(made.state, found->second);
   }
   for (const StorageId target : targets) {
-    if (target.valid()) call_.holders.drop(target);
+    if (target.valid()) step_.holders.drop(target);
   }
   for (std::size_t i = num_inputs; i < results.size(); ++i) {
-    call_.holders.drop(results[i].second);
+    step_.holders.drop(results[i].second);
   }
   finish(node);
 }
@@ -139,7 +139,7 @@ void PredictedTape::run(Node& node) {
 void PredictedTape::unpack(Node& node) {
   const bool is_write = !node.writes.empty();
   const StateId state = (is_write ? node.writes : node.results).front().state;
-  const Storage& storage = call_.plain.at(states_[state].storage);
+  const Storage& storage = step_.plain.at(states_[state].storage);
   const Op& forward = op_of(node);
   Op op;
   op.name = is_write ? "memscale::unpack_bits" : "memscale::widen";
@@ -147,16 +147,16 @@ void PredictedTape::unpack(Node& node) {
   op.layer = forward.layer;
   op.forward = node.op;
   op.opaque = true;
-  op.moved = storage.bytes + call_.trace.at(node.packed).bytes;
+  op.moved = storage.bytes + step_.trace.at(node.packed).bytes;
   op.workspace_known = true;
-  call_.trace.ops.push_back(std::move(op));
-  const StorageId made = call_.holders.make(storage.bytes, storage.place,
+  step_.trace.ops.push_back(std::move(op));
+  const StorageId made = step_.holders.make(storage.bytes, storage.place,
                                             Category::Recompute, storage.layer);
   const ValueId result = forward.outputs[is_write ? 0 : node.results[0].place];
   const ValueId value = value_over(result, made);
-  call_.trace.ops.back().outputs = {value};
+  step_.trace.ops.back().outputs = {value};
   adopt(state, made);
-  call_.holders.drop(made);
+  step_.holders.drop(made);
   finish(node);
 }
 
@@ -169,7 +169,7 @@ void PredictedTape::adopt(StateId id, StorageId storage) {
 
 void PredictedTape::finish(Node& node) {
   node.done = true;
-  if (node.packed.valid()) call_.holders.drop(node.packed);
+  if (node.packed.valid()) step_.holders.drop(node.packed);
   node.packed = StorageId();
   node.references.clear();
   unclaim_all(std::exchange(node.reads, {}));

@@ -50,8 +50,8 @@ struct KeepSet {
 // What the tape of one layer's call is to do.
 struct TapeRules {
   ReplayPolicy policy = ReplayPolicy::Keep;
-  std::shared_ptr<const KeepSet> keep_set;  // null: by policy
-  std::size_t min_bytes = 0;                // smaller storages are kept
+  std::shared_ptr<const KeepSet> keep_set = nullptr;  // by policy
+  std::size_t min_bytes = 0;  // smaller storages are kept
 
   bool keeps_all() const {
     return policy == ReplayPolicy::Keep && keep_set == nullptr;

@@ -81,7 +81,8 @@ TEST(TraceBuilder, WritesAStepAsItGoesBy) {
   expected.values = {flat(weight), flat(made)};
   expected.storages = {
       {64_B, 1, Place::Device, Category::Parameter, layer, {}, {}},
-      {32_B, 1, Place::Host, Category::Activation, layer, OpId(0), OpId(1)}};
+      {32_B, 1, Place::Host, Category::Activation, layer, OpId(0), OpId(1),
+       OpId(1)}};
   expected.saves = {{OpId(0), made_value, OpId(1)}};
   expected.saves_known = false;
   expected.notes = {"careful"};
@@ -97,6 +98,21 @@ TEST(TraceBuilder, FinishChecksTheTrace) {
   TraceBuilder builder;
   builder.add_resident(Bytes(-1), Place::Device, Category::Input, {});
   EXPECT_THROW(builder.finish(), TraceError);
+}
+
+TEST(TraceBuilder, WhatIsOnlySavedWasLetGoBefore) {
+  TraceBuilder builder;
+  builder.begin_op({});
+  const StorageId made = builder.add_storage(4_B, Place::Device);
+  builder.end_op({});
+  builder.let_go(made);
+  builder.begin_op({});
+  builder.end_op({});
+  builder.let_go(made);  // the first time counts
+  builder.free(made);
+  const Trace trace = builder.finish();
+  EXPECT_EQ(trace.at(made).let_go, OpId(0));
+  EXPECT_EQ(trace.at(made).freed, OpId(1));
 }
 
 TEST(TraceBuilder, OpsDoNotNest) {
