@@ -28,6 +28,9 @@ void bind_recorder(pybind11::module_& m);
 // Recomputation, op by op.
 void bind_replay(pybind11::module_& m);
 
+// Cuts of layers, and the choice among them.
+void bind_solver(pybind11::module_& m);
+
 // What needs libtorch.
 void bind_runtime(pybind11::module_& m);
 

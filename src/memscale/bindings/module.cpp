@@ -9,4 +9,5 @@ PYBIND11_MODULE(_C, m) {
   memscale::bind_trace(m);
   memscale::bind_recorder(m);
   memscale::bind_replay(m);
+  memscale::bind_solver(m);
 }
