@@ -102,6 +102,7 @@ bench: build $(VENV)/.test-libraries ## speed: figures, never assertions
 	@cmake --preset release -DPython3_EXECUTABLE=$(CURDIR)/$(VENV)/bin/python >/dev/null
 	@cmake --build --preset release -j $(JOBS) --target cpp_benchmarks
 	@build/release/benchmarks/cpp/allocator_benchmark
+	@build/release/benchmarks/cpp/solver_benchmark
 	@$(VENV)/bin/python -m memscale.benchmarks predict
 	@$(VENV)/bin/python -m memscale.benchmarks recompute
 

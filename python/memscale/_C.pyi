@@ -384,6 +384,88 @@ class Replay:
     def reasons(self) -> dict[str, int]: ...
     def reset_stats(self) -> None: ...
 
+# ---- the planner's choice ----
+
+class Option:
+    def __init__(
+        self,
+        held: int,
+        forward_peak: int,
+        backward_peak: int,
+        host: int,
+        nanoseconds: int,
+    ) -> None: ...
+    @property
+    def held(self) -> int: ...
+    @property
+    def forward_peak(self) -> int: ...
+    @property
+    def backward_peak(self) -> int: ...
+    @property
+    def host(self) -> int: ...
+    @property
+    def nanoseconds(self) -> int: ...
+
+class Problem:
+    def __init__(
+        self,
+        options: list[list[Option]],
+        layers: list[tuple[int, int, int]],
+        other_peak: int,
+        device_budget: int,
+        host_budget: int,
+    ) -> None: ...
+
+class Selection:
+    @property
+    def choice(self) -> list[int]: ...
+    @property
+    def nanoseconds(self) -> int: ...
+    @property
+    def peak(self) -> int: ...
+    @property
+    def host(self) -> int: ...
+
+class SolveResult:
+    @property
+    def status(self) -> str: ...
+    @property
+    def plan(self) -> Selection: ...
+    @property
+    def lower_bound(self) -> int: ...
+    @property
+    def smallest_budget(self) -> int | None: ...
+    @property
+    def gap(self) -> float: ...
+
+def solve(
+    problem: Problem, num_states: int = 20_000, gap: float = 0.0
+) -> SolveResult: ...
+def pareto(
+    problem: Problem, max_points: int, num_states: int = 20_000, gap: float = 0.0
+) -> list[SolveResult]: ...
+
+class Cut:
+    @property
+    def held(self) -> int: ...
+    @property
+    def nanoseconds(self) -> int: ...
+    @property
+    def replayed(self) -> int: ...
+    @property
+    def keep_set(self) -> KeepSet: ...
+
+def layer_cuts(
+    trace: Trace,
+    ops: list[int],
+    nanoseconds: list[int],
+    min_bytes: int,
+    on_cpu: bool,
+    on_cuda: bool,
+    granularity: int,
+    held_elsewhere: list[int],
+) -> list[Cut]: ...
+
 # ---- recorder ----
 
 class SaveHandle:

@@ -52,6 +52,25 @@ std::vector<Cut> thinned(std::vector<Cut> cuts) {
   return some;
 }
 
+bool beats(const Option& a, const Option& b) {
+  return a.held <= b.held &&
+         a.forward_peak + a.held <= b.forward_peak + b.held &&
+         a.backward_peak + a.held <= b.backward_peak + b.held &&
+         a.nanoseconds <= b.nanoseconds;
+}
+
+// Those that a later one, which keeps more, is at least as good as.
+void drop_beaten(std::vector<Option>& options, std::vector<TapeRules>& rules) {
+  for (std::size_t i = options.size(); i-- > 0;) {
+    const bool beaten = std::any_of(
+        options.begin() + static_cast<std::ptrdiff_t>(i) + 1, options.end(),
+        [&](const Option& later) { return beats(later, options[i]); });
+    if (!beaten) continue;
+    options.erase(options.begin() + static_cast<std::ptrdiff_t>(i));
+    rules.erase(rules.begin() + static_cast<std::ptrdiff_t>(i));
+  }
+}
+
 // What is called again, by layer: what the replayed trace has more.
 std::vector<std::int64_t> times_by_layer(const CostModel& cost,
                                          const Trace& trace) {
@@ -232,6 +251,9 @@ void LayerChoices::measure() {
     }
   }
 
+  for (std::size_t i = 0; i < count; ++i) {
+    drop_beaten(options[i], choosers_[i].options);
+  }
   const auto add = [&](std::vector<Option> list) {
     problem_.layers.push_back({problem_.options.size(), Bytes(), Bytes()});
     problem_.options.push_back(std::move(list));

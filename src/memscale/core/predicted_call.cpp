@@ -132,7 +132,7 @@ void PredictedCall::save(std::size_t index) {
       step_.plain.at(step_.plain.saves[index].value).storage;
   if (!storage.valid()) return;
   step_.holders.hold(storage);
-  if (tape_ == nullptr || !tape_->decide(index)) return;
+  if (tape_ != nullptr && !tape_->decide(index)) return;
   const auto found = claims_.find(storage);
   if (found == claims_.end()) return;
   for (const Claim& claim : found->second) claim.tape->offer(claim.state);

@@ -146,6 +146,16 @@ bool has(Names names, std::string_view name) {
 
 }  // namespace
 
+bool is_same_op(std::string_view a, std::string_view b) {
+  if (a == b) return true;
+  // "aten::add_.Tensor" is "aten::add", then "_", then ".Tensor".
+  if (a.size() < b.size()) std::swap(a, b);
+  const std::size_t end = std::min(a.find('.'), a.size());
+  return end > 0 && a[end - 1] == '_' &&
+         a.substr(0, end - 1) == b.substr(0, end - 1) &&
+         a.substr(end) == b.substr(std::min(end - 1, b.size()));
+}
+
 bool KeepSet::keeps(std::size_t op, std::size_t output) const {
   return std::ranges::binary_search(kept, std::pair(op, output));
 }

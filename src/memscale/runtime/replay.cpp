@@ -205,12 +205,13 @@ void Replay::leave_layer() {
 
 std::shared_ptr<SavedTensor> Replay::pack(const at::Tensor& tensor) {
   auto save = std::make_shared<SavedTensor>(tensor);
-  if (!is_entered() || current_call->tape == nullptr ||
-      !is_plain(*tensor.unsafeGetTensorImpl())) {
+  if (!is_entered() || !is_plain(*tensor.unsafeGetTensorImpl())) {
     ++stats_->saves_kept;
     return save;
   }
-  if (current_call->tape->decide(tensor, save)) claims.offer(tensor);
+  Tape* const tape = current_call->tape.get();
+  if (tape == nullptr) ++stats_->saves_kept;  // the layer keeps all
+  if (tape == nullptr || tape->decide(tensor, save)) claims.offer(tensor);
   return save;
 }
 

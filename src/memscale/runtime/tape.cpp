@@ -389,7 +389,7 @@ bool Tape::is_identity(const Running& running,
 void Tape::follow_keep_set(const OpInfo& info) {
   if (!follows_keep_set_) return;
   const auto& ops = rules_.keep_set->ops;
-  if (num_ops_ < ops.size() && ops[num_ops_] == info.name) return;
+  if (num_ops_ < ops.size() && is_same_op(ops[num_ops_], info.name)) return;
   follows_keep_set_ = false;
   ++stats_->calls_unlike_keep_set;
 }

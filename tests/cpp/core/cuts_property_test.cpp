@@ -10,16 +10,20 @@
 namespace memscale {
 namespace {
 
+// From all of the range, in the first test as in the last.
+template <typename T>
+T any_in(T from, T below) {
+  return *rc::gen::resize(rc::kNominalSize, rc::gen::inRange(from, below));
+}
+
 // Up to twelve states: some from outside, then ops with one to three results
 // each, which read any of the states before them.
 LayerGraph any_graph() {
   LayerGraph graph;
   const auto below = *rc::gen::element<std::int64_t>(3, 10, 1'000'000'000);
-  const auto any = [&] { return *rc::gen::inRange<std::int64_t>(0, below); };
-  const auto chance = [](int percent) {
-    return *rc::gen::inRange(0, 100) < percent;
-  };
-  const auto num_outside = *rc::gen::inRange<std::size_t>(1, 4);
+  const auto any = [&] { return any_in<std::int64_t>(0, below); };
+  const auto chance = [](int percent) { return any_in(0, 100) < percent; };
+  const auto num_outside = any_in<std::size_t>(1, 4);
   for (std::size_t i = 0; i < num_outside; ++i) {
     const Bytes bytes(any());
     graph.states.push_back({.bytes = bytes,

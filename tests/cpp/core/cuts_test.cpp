@@ -167,7 +167,7 @@ TEST(Cuts, OfVeryManyOps) {
   };
   LayerGraph graph;
   add_input(graph, 1_MiB);
-  for (std::size_t i = 0; i < 2500; ++i) {
+  for (std::size_t i = 0; i < 800; ++i) {
     const std::size_t last = graph.states.size() - 1;
     std::vector<std::size_t> reads = {last};
     const std::size_t other = last - draw(std::min<std::size_t>(last + 1, 30));
@@ -177,7 +177,7 @@ TEST(Cuts, OfVeryManyOps) {
         draw(2) == 0);
   }
   const std::vector<Cut> cuts = pareto_cuts(graph);
-  EXPECT_GT(cuts.size(), 100u);
+  EXPECT_GT(cuts.size(), 50u);
   EXPECT_EQ(cuts.back().nanoseconds, 0);
 }
 

@@ -53,4 +53,14 @@ TEST(KeepSet, RefusesIndicesOutOfRangeOrOrder) {
 }
 
 }  // namespace
+TEST(IsSameOp, InPlaceOrNot) {
+  EXPECT_TRUE(is_same_op("aten::add.Tensor", "aten::add.Tensor"));
+  EXPECT_TRUE(is_same_op("aten::add_.Tensor", "aten::add.Tensor"));
+  EXPECT_TRUE(is_same_op("aten::relu", "aten::relu_"));
+  EXPECT_FALSE(is_same_op("aten::add_.Scalar", "aten::add.Tensor"));
+  EXPECT_FALSE(is_same_op("aten::add.Tensor", "aten::sub.Tensor"));
+  EXPECT_FALSE(is_same_op("aten::add", "aten::addmm"));
+  EXPECT_FALSE(is_same_op("", "_"));
+}
+
 }  // namespace memscale

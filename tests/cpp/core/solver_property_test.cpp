@@ -10,33 +10,37 @@
 namespace memscale {
 namespace {
 
+// From all of the range, in the first test as in the last.
+template <typename T>
+T any_in(T from, T below) {
+  return *rc::gen::resize(rc::kNominalSize, rc::gen::inRange(from, below));
+}
+
 Bytes any_bytes(std::int64_t below) {
-  return Bytes(*rc::gen::inRange<std::int64_t>(0, below));
+  return Bytes(any_in<std::int64_t>(0, below));
 }
 
 Problem any_problem(std::size_t max_layers, bool uses_host) {
   Problem problem;
-  const auto num_lists = *rc::gen::inRange<std::size_t>(1, 4);
+  const auto num_lists = any_in<std::size_t>(1, 4);
   // Small numbers, so that there are ties; large ones, so that there are none.
   const auto below = *rc::gen::element<std::int64_t>(4, 20, 1'000'000'000);
   for (std::size_t i = 0; i < num_lists; ++i) {
     auto& options = problem.options.emplace_back();
-    const auto num_options = *rc::gen::inRange<std::size_t>(1, 5);
+    const auto num_options = any_in<std::size_t>(1, 6);
     for (std::size_t c = 0; c < num_options; ++c) {
-      options.push_back(
-          {.held = any_bytes(below),
-           .forward_peak = any_bytes(below),
-           .backward_peak = any_bytes(below),
-           .host = uses_host ? any_bytes(below) : Bytes(),
-           .nanoseconds = *rc::gen::inRange<std::int64_t>(0, below)});
+      options.push_back({.held = any_bytes(below),
+                         .forward_peak = any_bytes(below),
+                         .backward_peak = any_bytes(below),
+                         .host = uses_host ? any_bytes(below) : Bytes(),
+                         .nanoseconds = any_in<std::int64_t>(0, below)});
     }
   }
-  const auto num_layers = *rc::gen::inRange<std::size_t>(0, max_layers + 1);
+  const auto num_layers = any_in<std::size_t>(0, max_layers + 1);
   for (std::size_t k = 0; k < num_layers; ++k) {
-    problem.layers.push_back(
-        {.options = *rc::gen::inRange<std::size_t>(0, num_lists),
-         .forward_base = any_bytes(below),
-         .backward_base = any_bytes(below)});
+    problem.layers.push_back({.options = any_in<std::size_t>(0, num_lists),
+                              .forward_base = any_bytes(below),
+                              .backward_base = any_bytes(below)});
   }
   problem.other_peak = any_bytes(3 * below);
   problem.device_budget =
@@ -84,7 +88,7 @@ std::optional<Bytes> least_peak(const Problem& problem) {
 
 TEST(SolverProperty, AsGoodAsTryingEverything) {
   ASSERT_TRUE(rc::check("brute force", [](bool uses_host) {
-    const Problem problem = any_problem(5, uses_host);
+    const Problem problem = any_problem(7, uses_host);
     const SolveResult result = solve(problem);
     const std::int64_t best = least_time(problem, problem.device_budget);
     if (result.status == SolveStatus::Infeasible) {
@@ -108,8 +112,8 @@ TEST(SolverProperty, AsGoodAsTryingEverything) {
 // With so few states that nearly all are given up.
 TEST(SolverProperty, BoundsHoldWhenStatesAreGivenUp) {
   ASSERT_TRUE(rc::check("bounds", [](bool uses_host) {
-    const Problem problem = any_problem(6, uses_host);
-    const auto num_states = *rc::gen::inRange<std::size_t>(1, 4);
+    const Problem problem = any_problem(7, uses_host);
+    const auto num_states = any_in<std::size_t>(1, 4);
     const SolveResult result = solve(problem, {.num_states = num_states});
     if (result.status == SolveStatus::Infeasible) return;
     const std::int64_t best = least_time(problem, problem.device_budget);

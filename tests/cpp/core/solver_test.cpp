@@ -206,7 +206,7 @@ TEST(Solve, PublishedPolicies) {
 
 TEST(Solve, EqualLayersAreSolvedExactly) {
   std::mt19937 random(1);
-  Problem problem = equal_layers(random, 48, 20, false);
+  Problem problem = equal_layers(random, 24, 10, false);
   const Bytes least = *solve(with_budget(problem, 0_B)).smallest_budget;
   const Bytes most = pareto(problem, 2).back().plan.peak;
   std::int64_t last = std::numeric_limits<std::int64_t>::max();
@@ -223,8 +223,9 @@ TEST(Solve, EqualLayersAreSolvedExactly) {
 TEST(Solve, AThousandLayersAreSolvedToAPercent) {
   std::mt19937 random(2);
   const Problem problem = equal_layers(random, 1000, 8, true);
-  const Bytes least = *solve(with_budget(problem, 0_B)).smallest_budget;
-  const SolveResult result = solve(with_budget(problem, least * 2));
+  const SolveLimits quick{.num_states = 64};
+  const Bytes least = *solve(with_budget(problem, 0_B), quick).smallest_budget;
+  const SolveResult result = solve(with_budget(problem, least * 2), quick);
   EXPECT_NE(result.status, SolveStatus::Infeasible);
   EXPECT_LE(result.gap(), 0.01);
 }

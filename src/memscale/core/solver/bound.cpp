@@ -23,18 +23,13 @@ void append(std::vector<Curve::Segment>& segments,
   }
 }
 
-// Of one layer's options: what it costs at least to hold less. Base and start
-// are those of the fastest option; the curve is read from there.
-Curve hull_of(const std::vector<Item>& items, Wide host_price) {
-  struct Corner {
-    std::int64_t held;
-    Wide cost;
-  };
-  std::vector<Corner> corners;
-  for (const Item& item : items) {
-    corners.push_back({item.held, (Wide{item.nanoseconds} << kTimeShift) +
-                                      host_price * item.host});
-  }
+struct Corner {
+  std::int64_t held;
+  Wide cost;
+};
+
+// The corners of the lower convex hull, from the cheapest on, as less is held.
+std::vector<Corner> hull_of(std::vector<Corner> corners) {
   std::ranges::sort(corners, [](const Corner& a, const Corner& b) {
     return a.cost != b.cost ? a.cost < b.cost : a.held < b.held;
   });
@@ -53,10 +48,15 @@ Curve hull_of(const std::vector<Item>& items, Wide host_price) {
     }
     hull.push_back(corner);
   }
+  return hull;
+}
+
+// As a curve over what is held before, from the place of the first corner on.
+Curve curve_of(const std::vector<Corner>& hull) {
   Curve curve{hull.front().cost, -hull.front().held, {}};
   for (std::size_t i = 1; i < hull.size(); ++i) {
     const std::int64_t run = hull[i - 1].held - hull[i].held;
-    curve.segments.push_back({run, hull[i].cost - hull[i - 1].cost, run});
+    curve.segments.emplace_back(run, hull[i].cost - hull[i - 1].cost);
   }
   return curve;
 }
@@ -68,16 +68,18 @@ Wide CurveReader::at(std::int64_t place) {
   while (segment_ < segments.size() &&
          place > begin_ + segments[segment_].length) {
     const auto& segment = segments[segment_++];
-    value_ += segment.rise * segment.length / segment.run;
+    value_ += segment.over(segment.length);
     begin_ += segment.length;
   }
   if (place <= begin_ || segment_ == segments.size()) return value_;
-  const auto& segment = segments[segment_];
-  return value_ + segment.rise * (place - begin_) / segment.run;
+  return value_ + segments[segment_].over(place - begin_);
 }
 
-Bound::Bound(const Instance& instance, Wide host_price)
-    : instance_(instance), host_price_(host_price), open_block_(kNone) {
+Bound::Bound(const Instance& instance, Wide host_price, std::vector<bool> tight)
+    : instance_(instance),
+      host_price_(host_price),
+      tight_(std::move(tight)),
+      open_block_(kNone) {
   const std::size_t n = instance.layers.size();
   room_ = tails(instance);
   for (std::int64_t& room : room_) room = instance.device_budget - room;
@@ -87,10 +89,13 @@ Bound::Bound(const Instance& instance, Wide host_price)
     if (hulls_.size() <= list) hulls_.resize(list + 1);
     is_done.resize(hulls_.size());
     // Which options are beaten may differ by layer, but not what they cost.
-    if (!is_done[list]) {
-      hulls_[list] = hull_of(instance.layers[k], host_price);
-    }
+    if (is_done[list]) continue;
     is_done[list] = true;
+    std::vector<Corner> corners;
+    for (const Item& item : instance.layers[k]) {
+      corners.push_back({item.held, cost(item)});
+    }
+    hulls_[list] = curve_of(hull_of(std::move(corners)));
   }
   block_ = static_cast<std::size_t>(std::sqrt(static_cast<double>(n))) + 1;
   marks_.resize(n / block_ + 1);
@@ -104,6 +109,11 @@ Bound::Bound(const Instance& instance, Wide host_price)
 }
 
 Curve Bound::before(std::size_t layer, const Curve& after) const {
+  return !tight_.empty() && tight_[layer] ? before_tight(layer, after)
+                                          : before_loose(layer, after);
+}
+
+Curve Bound::before_loose(std::size_t layer, const Curve& after) const {
   const Curve& hull = hulls_[instance_.lists[layer]];
   Curve curve{after.base + hull.base,
               std::min(after.start + hull.start, room_[layer]),
@@ -123,6 +133,27 @@ Curve Bound::before(std::size_t layer, const Curve& after) const {
     append(curve.segments, segment);
   }
   return curve;
+}
+
+Curve Bound::before_tight(std::size_t layer, const Curve& after) const {
+  std::vector<Corner> corners;
+  for (const Item& item : instance_.layers[layer]) {
+    // All that is held before this layer, and with it (places of `after`).
+    const std::int64_t most =
+        std::min(instance_.device_budget - item.need, room_[layer + 1]);
+    CurveReader reader(after);
+    const auto add = [&](std::int64_t place) {
+      corners.push_back({item.held - place, reader.at(place) + cost(item)});
+    };
+    std::int64_t place = after.start;
+    for (const Curve::Segment& segment : after.segments) {
+      if (place >= most) break;
+      add(place);
+      place += segment.length;
+    }
+    add(std::min(place, most));
+  }
+  return curve_of(hull_of(std::move(corners)));
 }
 
 const Curve& Bound::after(std::size_t k) {
@@ -151,7 +182,7 @@ const Curve& Bound::after(std::size_t k) {
 
 Wide Bound::root() { return total(0, 0, CurveReader(after(0)).at(0)); }
 
-Bound best_bound(const Instance& instance) {
+Wide best_host_price(const Instance& instance) {
   std::int64_t most_host = 0;
   std::int64_t most_time = 1;
   for (const std::vector<Item>& items : instance.layers) {
@@ -159,33 +190,41 @@ Bound best_bound(const Instance& instance) {
     most_time +=
         std::ranges::max_element(items, {}, &Item::nanoseconds)->nanoseconds;
   }
-  Bound best(instance, 0);
-  if (most_host <= instance.host_budget) return best;
+  if (most_host <= instance.host_budget) return 0;
   // The root's bound is concave in the price: up in large steps for as long as
   // that helps, then in ever smaller ones around the best.
-  Wide best_root = best.root();
-  const auto attempt = [&](Wide price) {
-    Bound bound(instance, price);
-    const Wide root = bound.root();
-    if (root <= best_root) return false;
-    best_root = root;
+  Wide price = 0;
+  Wide best = Bound(instance, price, {}).root();
+  const auto attempt = [&](Wide other) {
+    const Wide root = Bound(instance, other, {}).root();
+    if (root <= best) return false;
+    best = root;
+    price = other;
     return true;
   };
-  Wide price = 0;
   // Above this, a byte would cost more than all that could be won.
   const Wide highest = Wide{most_time} << kTimeShift;
   for (Wide p = 1; p <= highest && p * most_host < (Wide{1} << 72); p *= 4) {
     if (!attempt(p)) break;
-    price = p;
   }
   for (Wide step = price; step > price / 256 && step > 0; step /= 2) {
-    if (attempt(price + step)) {
-      price += step;
-    } else if (step < price && attempt(price - step)) {
-      price -= step;
-    }
+    if (!attempt(price + step) && step < price) attempt(price - step);
   }
-  return Bound(instance, price);
+  return price;
+}
+
+std::vector<bool> tight_layers(const Instance& instance,
+                               std::span<const std::size_t> choice) {
+  std::vector<bool> tight;
+  std::int64_t held = 0;
+  for (std::size_t k = 0; k < instance.layers.size(); ++k) {
+    const std::vector<Item>& items = instance.layers[k];
+    tight.push_back(std::ranges::any_of(items, [&](const Item& item) {
+      return held + item.held + item.need > instance.device_budget;
+    }));
+    held += items[choice[k]].held;
+  }
+  return tight;
 }
 
 }  // namespace memscale::solver

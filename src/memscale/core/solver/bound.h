@@ -13,6 +13,9 @@ namespace memscale::solver {
 // Times in bounds are in 2^-20 ns, so that a price of host bytes is an integer.
 inline constexpr int kTimeShift = 20;
 
+// Divisions are slow; these are made once for each segment.
+inline constexpr int kSteepnessShift = 20;
+
 // Convex, never falling: a base, and from `start` on segments that rise ever
 // more steeply.
 struct Curve {
@@ -20,6 +23,17 @@ struct Curve {
     std::int64_t length;  // bytes
     Wide rise;            // for each `run` bytes
     std::int64_t run;
+    Wide steepness;  // rise for each byte, times 2^kSteepnessShift; down
+
+    Segment(std::int64_t bytes, Wide rises)
+        : length(bytes),
+          rise(rises),
+          run(bytes),
+          steepness((rises << kSteepnessShift) / bytes) {}
+    // Over so many bytes, rounded down.
+    Wide over(std::int64_t bytes) const {
+      return steepness * bytes >> kSteepnessShift;
+    }
   };
   Wide base = 0;
   std::int64_t start = 0;
@@ -51,10 +65,16 @@ class CurveReader final {
 // Note [What fits after a layer]. So this is the linear relaxation, with the
 // limit of every instant in it. Equal layers' segments are as steep, and merge
 // to one: curves stay short.
+//
+// Options of one layer may need different amounts beyond what they hold. Where
+// that matters, at the `tight` layers, each option's curve is cut off where it
+// itself does not fit, and the convex hull of all these is taken: a better
+// bound, for more work.
 class Bound final {
  public:
-  // `host_price`: of a byte, in 2^-20 ns. The instance must outlive it.
-  Bound(const Instance& instance, Wide host_price);
+  // `host_price`: of a byte, in 2^-20 ns; `tight`: by layer, or empty for none.
+  // The instance must outlive it.
+  Bound(const Instance& instance, Wide host_price, std::vector<bool> tight);
 
   // Of the layers after the first k. Costs least in the order k = 0, 1, ...
   const Curve& after(std::size_t k);
@@ -70,9 +90,15 @@ class Bound final {
 
  private:
   Curve before(std::size_t layer, const Curve& after) const;
+  Curve before_loose(std::size_t layer, const Curve& after) const;
+  Curve before_tight(std::size_t layer, const Curve& after) const;
+  Wide cost(const Item& item) const {
+    return (Wide{item.nanoseconds} << kTimeShift) + host_price_ * item.host;
+  }
 
   const Instance& instance_;
   const Wide host_price_;
+  const std::vector<bool> tight_;
   std::vector<std::int64_t> room_;  // by k: the most that may be held
   std::vector<Curve> hulls_;        // by list
   // Curves at multiples of block_, and all those of one block.
@@ -82,7 +108,12 @@ class Bound final {
   std::size_t open_block_;
 };
 
-// The bound with the price of host memory that makes it the largest, nearly.
-Bound best_bound(const Instance& instance);
+// The price of host memory that makes the bound the largest, nearly.
+Wide best_host_price(const Instance& instance);
+
+// The layers where some option does not fit after what this choice (by Item)
+// holds before them.
+std::vector<bool> tight_layers(const Instance& instance,
+                               std::span<const std::size_t> choice);
 
 }  // namespace memscale::solver

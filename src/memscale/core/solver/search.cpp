@@ -40,7 +40,7 @@ class Pass {
        std::size_t max_states)
       : instance_(instance),
         bound_(bound),
-        faster_than_(faster_than),
+        slowest_(Wide{faster_than - 1} << kTimeShift),
         max_states_(max_states),
         tails_(tails(instance)),
         host_tails_(host_tails(instance)) {
@@ -58,7 +58,8 @@ class Pass {
                 .item = 0}};
     for (std::size_t k = 0; k < instance_.layers.size(); ++k) {
       add_layer(k);
-      drop_beaten();
+      merge_runs();
+      if (uses_host_) drop_beaten();
       give_up_worst();
       std::vector<Step> steps;
       steps.reserve(states_.size());
@@ -77,6 +78,7 @@ class Pass {
     const std::int64_t room = instance_.device_budget - tails_[k + 1];
     const std::int64_t host_room = instance_.host_budget - host_tails_[k + 1];
     next_.clear();
+    runs_.assign(1, 0);
     const std::vector<Item>& items = instance_.layers[k];
     for (std::uint32_t c = 0; c < items.size(); ++c) {
       const Item& item = items[c];
@@ -90,41 +92,64 @@ class Pass {
         const std::int64_t host = state.host + item.host;
         if (host > host_room) continue;
         const std::int64_t ns = state.nanoseconds + item.nanoseconds;
-        const std::int64_t least =
-            to_nanoseconds(bound_.total(ns, host, reader.at(held)));
-        if (least >= faster_than_) continue;
-        next_.push_back({held, host, ns, std::max(least, state.bound), s, c});
+        const Wide least = bound_.total(ns, host, reader.at(held));
+        if (least > slowest_) continue;
+        next_.push_back({held, host, ns,
+                         std::max(to_nanoseconds(least), state.bound), s, c});
       }
+      if (next_.size() > runs_.back()) runs_.push_back(next_.size());
     }
     std::swap(states_, next_);
   }
 
+  // Each item's states come in order; so do all, when these runs are merged.
+  // Without host memory, those that are beaten are left out at once.
+  void merge_runs() {
+    while (runs_.size() > 2) {
+      next_.clear();
+      std::size_t num_runs = 0;
+      for (std::size_t r = 0; r + 1 < runs_.size(); r += 2) {
+        const std::size_t middle = runs_[r + 1];
+        const std::size_t end = r + 2 < runs_.size() ? runs_[r + 2] : middle;
+        merge(runs_[r], middle, end);
+        runs_[++num_runs] = next_.size();
+      }
+      runs_.resize(num_runs + 1);
+      std::swap(states_, next_);
+    }
+  }
+
+  // Appends two neighbouring runs of states_ to next_, as one.
+  void merge(std::size_t a, std::size_t b, std::size_t end_b) {
+    const std::size_t first = next_.size();
+    const std::size_t end_a = b;
+    while (a < end_a || b < end_b) {
+      const bool takes_a =
+          b == end_b || (a < end_a && comes_before(states_[a], states_[b]));
+      const State& state = states_[takes_a ? a++ : b++];
+      if (!uses_host_ && next_.size() > first &&
+          next_.back().nanoseconds <= state.nanoseconds) {
+        continue;
+      }
+      next_.push_back(state);
+    }
+  }
+
   void drop_beaten() {
-    std::ranges::sort(states_, comes_before);
     std::size_t num_kept = 0;
-    if (!uses_host_) {
-      for (const State& state : states_) {
-        if (num_kept > 0 &&
-            states_[num_kept - 1].nanoseconds <= state.nanoseconds) {
-          continue;
-        }
-        states_[num_kept++] = state;
+    // Of those so far: less time for more host memory.
+    std::map<std::int64_t, std::int64_t> fastest;
+    for (const State& state : states_) {
+      auto after = fastest.upper_bound(state.host);
+      if (after != fastest.begin() &&
+          std::prev(after)->second <= state.nanoseconds) {
+        continue;
       }
-    } else {
-      // Of those so far: less time for more host memory.
-      std::map<std::int64_t, std::int64_t> fastest;
-      for (const State& state : states_) {
-        auto after = fastest.upper_bound(state.host);
-        if (after != fastest.begin() &&
-            std::prev(after)->second <= state.nanoseconds) {
-          continue;
-        }
-        while (after != fastest.end() && after->second >= state.nanoseconds) {
-          after = fastest.erase(after);
-        }
-        fastest[state.host] = state.nanoseconds;
-        states_[num_kept++] = state;
+      while (after != fastest.end() && after->second >= state.nanoseconds) {
+        after = fastest.erase(after);
       }
+      fastest[state.host] = state.nanoseconds;
+      states_[num_kept++] = state;
     }
     states_.resize(num_kept);
   }
@@ -162,13 +187,14 @@ class Pass {
 
   const Instance& instance_;
   Bound& bound_;
-  const std::int64_t faster_than_;
+  const Wide slowest_;
   const std::size_t max_states_;
   const std::vector<std::int64_t> tails_;
   const std::vector<std::int64_t> host_tails_;
   bool uses_host_ = false;
   std::vector<State> states_;  // sorted by held
   std::vector<State> next_;
+  std::vector<std::size_t> runs_;  // of states_: where they begin and end
   std::vector<std::vector<Step>> steps_;  // by layer and state
   std::int64_t given_up_ = kNever;        // the least bound of these
 };

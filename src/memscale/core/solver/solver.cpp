@@ -17,8 +17,9 @@ using solver::Found;
 using solver::Instance;
 
 constexpr std::int64_t kMaxSum = std::int64_t{1} << 50;
-// What all layers' states may sum to: 8 bytes each.
-constexpr std::size_t kMaxSteps = 8'000'000;
+constexpr std::size_t kFewStates = 64;
+// States times options, over all layers: about half a second.
+constexpr std::size_t kMaxWork = 20'000'000;
 
 template <typename... Where>
 void check_amount(std::int64_t amount, const Where&... where) {
@@ -35,31 +36,34 @@ std::vector<std::size_t> options_of(const Instance& instance,
   return choice;
 }
 
-// Some budget fits: the fastest plan under it. First with few states, which is
-// quick and mostly near the best; then with more, of which the time found so
-// far rules out nearly all.
+// Some plan fits, such as `known`: the fastest under the budget. First with few
+// states, which is quick and mostly near the best; then with a better bound and
+// more, of which the time found so far rules out nearly all.
 SolveResult solve_feasible(const Problem& problem, const Instance& instance,
                            std::vector<std::size_t> known,
                            const SolveLimits& limits) {
   SolveResult result;
-  result.plan = evaluate(problem, options_of(instance, std::move(known)));
-  solver::Bound bound = solver::best_bound(instance);
+  result.plan = evaluate(problem, options_of(instance, known));
+  const Wide host_price = solver::best_host_price(instance);
+  std::size_t num_items = 1;
+  for (const auto& items : instance.layers) num_items += items.size();
   const std::size_t most = std::clamp<std::size_t>(
-      kMaxSteps / std::max<std::size_t>(instance.layers.size(), 1), 1,
-      std::max<std::size_t>(limits.num_states, 1));
-  for (std::size_t num_states : {std::size_t{64}, std::size_t{1024}, most}) {
-    num_states = std::min(num_states, most);
-    Found found = search(instance, bound, result.plan.nanoseconds, num_states);
+      kMaxWork / num_items, 1, std::max<std::size_t>(limits.num_states, 1));
+  std::vector<bool> tight;
+  for (const std::size_t wanted : {kFewStates, kFewStates, most}) {
+    const std::size_t num_states = std::min(wanted, most);
+    solver::Bound bound(instance, host_price, std::move(tight));
+    const Found found =
+        search(instance, bound, result.plan.nanoseconds, num_states);
     if (found.choice) {
-      result.plan =
-          evaluate(problem, options_of(instance, std::move(*found.choice)));
+      known = *found.choice;
+      result.plan = evaluate(problem, options_of(instance, known));
     }
     result.lower_bound =
         std::max(result.lower_bound,
                  std::min(found.lower_bound, result.plan.nanoseconds));
-    if (result.lower_bound == result.plan.nanoseconds || num_states == most) {
-      break;
-    }
+    if (result.gap() <= limits.gap) break;
+    tight = solver::tight_layers(instance, known);
   }
   result.status = result.lower_bound == result.plan.nanoseconds
                       ? SolveStatus::Optimal
@@ -153,8 +157,12 @@ SolveResult solve(const Problem& problem, const SolveLimits& limits) {
   Instance instance(problem);
   instance.device_budget =
       std::min(instance.device_budget, solver::kNoLimit.count());
-  auto smallest = smallest_budget(instance, limits.num_states);
+  // A rough answer is enough to see that something fits.
+  auto smallest = smallest_budget(instance, kFewStates);
   if (!smallest) return {};
+  if (smallest->budget > instance.device_budget) {
+    smallest = smallest_budget(instance, limits.num_states);
+  }
   if (smallest->budget <= instance.device_budget) {
     return solve_feasible(problem, instance, std::move(smallest->choice),
                           limits);

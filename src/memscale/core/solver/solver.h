@@ -83,11 +83,14 @@ struct SolveResult {
   double gap() const;
 };
 
-// How hard to try: partial plans that are looked at, layer by layer. With more
-// than this left, those least likely to be good are given up, and the result
-// is Feasible.
+// How hard to try.
 struct SolveLimits {
+  // Partial plans that are looked at, layer by layer (fewer, if there are very
+  // many layers). With more than this left, those least likely to be good are
+  // given up, and the result may be Feasible.
   std::size_t num_states = 20'000;
+  // A plan this near to the best will do: 0.01 is 1 %.
+  double gap = 0.0;
 };
 
 // The peak and the time of these choices. Throws PlanError if there is not one
