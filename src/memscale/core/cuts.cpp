@@ -224,7 +224,7 @@ std::vector<Cut> pareto_cuts(const LayerGraph& graph) {
   const Lineage::Assignment all = lineage.all(true);
   // Fewest bytes, and of these the least time; and the other way round. Both
   // sums are below 2^51, see LayerGraph::check().
-  constexpr Wide kAboveAll = Wide{1} << 52;
+  constexpr Wide kAboveAll = power_of_two(52);
   const Point fewest =
       point(lineage, lineage.cheapest({kAboveAll, 1}, none, all));
   const Point fastest =

@@ -10,11 +10,12 @@
 #include "memscale/base/error.h"
 #include "memscale/core/op_cost.h"
 #include "memscale/core/replay_rules.h"
+#include "memscale/core/wide.h"
 
 namespace memscale {
 namespace {
 
-constexpr std::int64_t kMaxSum = std::int64_t{1} << 50;
+constexpr auto kMaxSum = static_cast<std::int64_t>(power_of_two(50));
 
 // Take "accumulate", which a trace does not show, and then sum in no fixed
 // order on the CPU too.
@@ -75,7 +76,7 @@ class Builder {
   };
 
   static std::uint64_t key(const Value& value) {
-    return (std::uint64_t{value.storage.index()} << 32) | value.version;
+    return (std::uint64_t{value.storage.index()} << 32U) | value.version;
   }
 
   std::size_t state_of(ValueId id);
@@ -245,7 +246,7 @@ void Builder::pack(std::size_t op, const Op& traced, const ReplayRules& known,
     LineageState& state = graph_.states[found->second];
     if (!state.maker) return;
     state.cost = state.bytes / 2;
-    state.place->second = *known.indices == 0 ? 1 : 0;
+    state.place.emplace(op, *known.indices == 0 ? 1 : 0);
   }
 }
 
@@ -315,15 +316,15 @@ void LayerGraph::check() const {
       throw PlanError(str("states[", v, "] must be made by one of ", ops.size(),
                           " ops, got ", op));
     };
-    if (states[v].maker) check_op(*states[v].maker);
-    if (states[v].place) check_op(states[v].place->first);
+    if (const auto maker = states[v].maker) check_op(*maker);
+    if (const auto place = states[v].place) check_op(place->first);
   }
   for (std::size_t i = 0; i < ops.size(); ++i) {
     check_amount("ops", i, "packed", ops[i].packed.count(), cost);
     check_amount("ops", i, "nanoseconds", ops[i].nanoseconds, nanoseconds);
     for (const std::size_t read : ops[i].reads) {
-      if (read >= states.size() ||
-          (states[read].maker && *states[read].maker >= i)) {
+      // Optionals compare as values, and an empty one is the least.
+      if (read >= states.size() || states[read].maker >= std::optional(i)) {
         throw PlanError(str("ops[", i, "] must read states made before it, ",
                             "got ", read));
       }

@@ -57,14 +57,14 @@ bool MinCut::push_path(std::size_t source, std::size_t sink) {
     // A dead end: back, and past the edge that led here.
     const Edge back = path_.back();
     path_.pop_back();
-    node = arcs_[back ^ 1].to;
+    node = arcs_[back ^ 1U].to;
     current_[node] = arcs_[back].next;
   }
   Wide amount = kInfinite;
   for (const Edge e : path_) amount = std::min(amount, arcs_[e].capacity);
   for (const Edge e : path_) {
     arcs_[e].capacity -= amount;
-    arcs_[e ^ 1].capacity += amount;
+    arcs_[e ^ 1U].capacity += amount;
   }
   return true;
 }

@@ -13,7 +13,7 @@ namespace memscale {
 class MinCut final {
  public:
   // More than any finite cut; finite capacities must sum to less.
-  static constexpr Wide kInfinite = Wide{1} << 125;
+  static constexpr Wide kInfinite = power_of_two(125);
 
   explicit MinCut(std::size_t num_nodes);
 

@@ -203,8 +203,8 @@ Wide best_host_price(const Instance& instance) {
     return true;
   };
   // Above this, a byte would cost more than all that could be won.
-  const Wide highest = Wide{most_time} << kTimeShift;
-  for (Wide p = 1; p <= highest && p * most_host < (Wide{1} << 72); p *= 4) {
+  const Wide highest = kTimeUnit * most_time;
+  for (Wide p = 1; p <= highest && p * most_host < power_of_two(72); p *= 4) {
     if (!attempt(p)) break;
   }
   for (Wide step = price; step > price / 256 && step > 0; step /= 2) {

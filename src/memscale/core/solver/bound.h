@@ -11,10 +11,10 @@
 namespace memscale::solver {
 
 // Times in bounds are in 2^-20 ns, so that a price of host bytes is an integer.
-inline constexpr int kTimeShift = 20;
+inline constexpr Wide kTimeUnit = power_of_two(20);
 
 // Divisions are slow; these are made once for each segment.
-inline constexpr int kSteepnessShift = 20;
+inline constexpr Wide kSteepnessUnit = power_of_two(20);
 
 // Convex, never falling: a base, and from `start` on segments that rise ever
 // more steeply.
@@ -23,16 +23,16 @@ struct Curve {
     std::int64_t length;  // bytes
     Wide rise;            // for each `run` bytes
     std::int64_t run;
-    Wide steepness;  // rise for each byte, times 2^kSteepnessShift; down
+    Wide steepness;  // rise for each byte, times kSteepnessUnit; down
 
     Segment(std::int64_t bytes, Wide rises)
         : length(bytes),
           rise(rises),
           run(bytes),
-          steepness((rises << kSteepnessShift) / bytes) {}
+          steepness(rises * kSteepnessUnit / bytes) {}
     // Over so many bytes, rounded down.
     Wide over(std::int64_t bytes) const {
-      return steepness * bytes >> kSteepnessShift;
+      return steepness * bytes / kSteepnessUnit;
     }
   };
   Wide base = 0;
@@ -82,8 +82,7 @@ class Bound final {
   // What a plan takes at least, if `ns` and `host` are spent so far, and
   // `rest` is from the curve.
   Wide total(std::int64_t ns, std::int64_t host, Wide rest) const {
-    return (Wide{ns} << kTimeShift) + rest +
-           host_price_ * (host - instance_.host_budget);
+    return kTimeUnit * ns + rest + host_price_ * (host - instance_.host_budget);
   }
   // Of all plans.
   Wide root();
@@ -93,7 +92,7 @@ class Bound final {
   Curve before_loose(std::size_t layer, const Curve& after) const;
   Curve before_tight(std::size_t layer, const Curve& after) const;
   Wide cost(const Item& item) const {
-    return (Wide{item.nanoseconds} << kTimeShift) + host_price_ * item.host;
+    return kTimeUnit * item.nanoseconds + host_price_ * item.host;
   }
 
   const Instance& instance_;

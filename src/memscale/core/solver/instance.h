@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "memscale/core/solver/solver.h"
+#include "memscale/core/wide.h"
 
 // A Problem in the form that the search works on. Bytes are plain integers
 // here: they are multiplied with times.
@@ -13,7 +14,7 @@
 namespace memscale::solver {
 
 // Larger than any peak, see Problem::check().
-inline constexpr Bytes kNoLimit{std::int64_t{1} << 53};
+inline constexpr Bytes kNoLimit{static_cast<std::int64_t>(power_of_two(53))};
 
 // An option of one layer. Both of its instants come down to one: layer L needs
 // sum(held, 1..L) + need <= budget.

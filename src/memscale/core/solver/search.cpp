@@ -23,9 +23,9 @@ struct Step {
 };
 
 std::int64_t to_nanoseconds(Wide time) {
-  // A plan takes whole nanoseconds: up.
-  constexpr Wide kUnit = Wide{1} << kTimeShift;
-  return static_cast<std::int64_t>((time + kUnit - 1) >> kTimeShift);
+  // A plan takes whole nanoseconds: up. Division is towards zero.
+  return static_cast<std::int64_t>(time > 0 ? (time + kTimeUnit - 1) / kTimeUnit
+                                            : time / kTimeUnit);
 }
 
 // The order in which a state can only be beaten by one before it.
@@ -40,7 +40,7 @@ class Pass {
        std::size_t max_states)
       : instance_(instance),
         bound_(bound),
-        slowest_(Wide{faster_than - 1} << kTimeShift),
+        slowest_(kTimeUnit * (faster_than - 1)),
         max_states_(max_states),
         tails_(tails(instance)),
         host_tails_(host_tails(instance)) {

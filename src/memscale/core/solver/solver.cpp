@@ -9,6 +9,7 @@
 #include "memscale/core/solver/bound.h"
 #include "memscale/core/solver/instance.h"
 #include "memscale/core/solver/search.h"
+#include "memscale/core/wide.h"
 
 namespace memscale {
 namespace {
@@ -16,7 +17,7 @@ namespace {
 using solver::Found;
 using solver::Instance;
 
-constexpr std::int64_t kMaxSum = std::int64_t{1} << 50;
+constexpr auto kMaxSum = static_cast<std::int64_t>(power_of_two(50));
 constexpr std::size_t kFewStates = 64;
 // States times options, over all layers: about half a second.
 constexpr std::size_t kMaxWork = 20'000'000;
@@ -157,21 +158,20 @@ SolveResult solve(const Problem& problem, const SolveLimits& limits) {
   Instance instance(problem);
   instance.device_budget =
       std::min(instance.device_budget, solver::kNoLimit.count());
-  // A rough answer is enough to see that something fits.
+  // A rough answer is mostly enough to see that something fits.
   auto smallest = smallest_budget(instance, kFewStates);
-  if (!smallest) return {};
-  if (smallest->budget > instance.device_budget) {
+  if (smallest && smallest->budget > instance.device_budget) {
     smallest = smallest_budget(instance, limits.num_states);
   }
-  if (smallest->budget <= instance.device_budget) {
-    return solve_feasible(problem, instance, std::move(smallest->choice),
-                          limits);
-  }
-  instance.device_budget = smallest->budget;
+  if (!smallest) return {};
+  const bool fits = smallest->budget <= instance.device_budget;
+  if (!fits) instance.device_budget = smallest->budget;
   SolveResult result =
       solve_feasible(problem, instance, std::move(smallest->choice), limits);
-  result.status = SolveStatus::Infeasible;
-  result.smallest_budget = Bytes(smallest->budget);
+  if (!fits) {
+    result.status = SolveStatus::Infeasible;
+    result.smallest_budget = Bytes(instance.device_budget);
+  }
   return result;
 }
 
