@@ -145,13 +145,12 @@ class Replay:
         return calls
 
     def _enter(self, frame: FrameType) -> bool:
-        if self._paused or self._idle or self._engine.is_entered:
+        if self._paused or getattr(_of_thread, "call", None) is not None:
             return False
-        if not _hook_stack.is_free():
-            return False
-        if not self._engine.enter():
-            return False
-        _hook_stack.push(self._hooks)
+        if not self._idle:
+            if not _hook_stack.is_free() or not self._engine.enter():
+                return False
+            _hook_stack.push(self._hooks)
         around = self._around()
         around.__enter__()
         _of_thread.call = (self, frame, around)
@@ -161,8 +160,9 @@ class Replay:
         _, _, around = _of_thread.call
         _of_thread.call = None
         around.__exit__(None, None, None)
-        _hook_stack.pop(self._hooks)
-        self._engine.leave(tensors_in(output))
+        if self._engine.is_entered:
+            _hook_stack.pop(self._hooks)
+            self._engine.leave(tensors_in(output))
 
     def set_policies(self, policies: list[Policy]) -> None:
         """Other policies, one for each layer, from the next call on."""

@@ -69,7 +69,11 @@ class TestPeak:
         sample = torch.randn(32, 256, dtype=torch.bfloat16)
         estimate = memscale.estimate(model, sample, loss_fn=torch.sum, device="sim")
         measured = measure_peak(model, sample, torch.sum, torch.optim.AdamW, "sim")
-        assert abs(estimate.peak_bytes - measured) <= measured / 100
+        # The largest product's sums in float32: CPUs that multiply in bfloat16 hold
+        # them tile by tile instead.
+        sums = 256 * 512 * 4 if torch.ops.mkldnn._is_mkldnn_bf16_supported() else 0
+        excess = estimate.peak_bytes - measured
+        assert -measured / 100 <= excess <= measured / 100 + sums
 
     def test_under_autocast(self, sim: torch.device) -> None:
         class Cast(nn.Module):
