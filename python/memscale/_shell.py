@@ -7,8 +7,10 @@ attributes are deep copies, and every tensor is a fake one on the target device.
 from __future__ import annotations
 
 import copy
+import threading
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -18,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 from memscale._C import TraceError
 from memscale._fake import KnownIntegersMode
 
-__all__ = ["DeepCopies", "Faker", "make_shell"]
+__all__ = ["DeepCopies", "Faker", "make_shell", "without_hooks_of_users"]
 
 
 class Faker:
@@ -119,6 +121,35 @@ _ATOMS = (
 )
 
 
+# Libraries whose hooks are part of how a model computes (weights made from others,
+# adapters), not of what somebody wants to know about it.
+_LIBRARIES = {"torch", "transformers", "peft", "accelerate", "diffusers", "timm"}
+
+_of_thread = threading.local()
+
+
+@contextmanager
+def without_hooks_of_users() -> Iterator[None]:
+    """Shells that this thread makes within it have hooks of libraries only.
+
+    For traces that nobody asked for: a user's hook must not meet fakes, nor run once
+    more than the user's batches.
+    """
+    _of_thread.without_hooks = True
+    try:
+        yield
+    finally:
+        _of_thread.without_hooks = False
+
+
+def _is_copied(hook: Any) -> bool:
+    if not getattr(_of_thread, "without_hooks", False):
+        return True
+    code = getattr(hook, "func", hook)  # of a partial
+    module = getattr(code, "__module__", None) or type(code).__module__
+    return module.partition(".")[0] in _LIBRARIES
+
+
 def _same_hook(hook: Any, memo: dict[int, Any]) -> Any:
     """The user's own hook, which is code; a method of a module goes to its shell."""
     owner = getattr(hook, "__self__", None)
@@ -155,7 +186,9 @@ def _copy_modules(model: nn.Module, memo: dict[int, Any]) -> nn.Module:
                 }
             elif name.endswith("_hooks") and isinstance(value, dict):
                 copied[name] = type(value)(
-                    (key, _same_hook(hook, memo)) for key, hook in value.items()
+                    (key, _same_hook(hook, memo))
+                    for key, hook in value.items()
+                    if _is_copied(hook)
                 )
             else:
                 copied[name] = copy.deepcopy(value, memo)

@@ -57,8 +57,9 @@ def _read(call: Call) -> tuple[_Kind, _Sizes]:
     sizes: list[int] = []
     for leaf in leaves:
         if isinstance(leaf, torch.Tensor):
-            kind.append((leaf.dtype, leaf.dim(), leaf.requires_grad))
-            sizes += leaf.shape
+            kind.append((leaf.dtype, leaf.layout, leaf.dim(), leaf.requires_grad))
+            # A nested tensor has no shape.
+            sizes += [leaf.numel()] if leaf.is_nested else leaf.shape
         elif leaf is None or isinstance(leaf, bool | str):
             kind.append(leaf)
         elif isinstance(leaf, int):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -11,11 +12,12 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from memscale import logs, verify
+from memscale import logs, replay, verify
+from memscale._C import ConfigError, PlanError
 from memscale.config import AsyncOffloadConfig, Config
 from memscale.executor import Executor
 from memscale.inputs import read_call
-from memscale.targets import find_model
+from memscale.targets import check_model, find_model
 
 __all__ = ["detach", "optimize", "wrap"]
 
@@ -23,6 +25,14 @@ __all__ = ["detach", "optimize", "wrap"]
 EXECUTOR = "_memscale_executor"
 
 T = TypeVar("T")
+
+# Models that are wrapped, by their ids.
+_wrapped: weakref.WeakValueDictionary[int, nn.Module] = weakref.WeakValueDictionary()
+
+_SWITCH = {
+    **dict.fromkeys(("1", "true", "yes", "on"), True),
+    **dict.fromkeys(("0", "false", "no", "off"), False),
+}
 
 
 def wrap(
@@ -42,7 +52,9 @@ def wrap(
     wrapped already is wrapped anew. ``async_offload`` and ``async_config`` replace the
     config's. With ``MEMSCALE_DISABLE=1`` in the environment nothing happens.
     """
-    _attach(target, _with_async(config, async_offload, async_config), sample_input)
+    model = find_model(target)
+    config = _effective(config, async_offload, async_config)
+    _attach(model, config, sample_input)
     return target
 
 
@@ -58,7 +70,8 @@ def optimize(
     ``optimizer``: the one that will step, for the prediction. With
     ``MEMSCALE_DISABLE=1`` the executor is None.
     """
-    executor = _attach(model, config, sample_input, optimizer)
+    model = find_model(model)
+    executor = _attach(model, _effective(config), sample_input, optimizer)
     try:
         yield executor
     finally:
@@ -71,51 +84,62 @@ def detach(model: Any) -> None:
     """Undo ``wrap``, of a model or a Trainer. Warns if it is not wrapped."""
     if not isinstance(model, nn.Module):
         model = getattr(model, "model", model)
-    executor = getattr(model, EXECUTOR, None)
-    if executor is None:
+    if not isinstance(model, nn.Module) or EXECUTOR not in vars(model):
         warnings.warn("the model is not wrapped: nothing to detach", stacklevel=2)
         return
-    executor.detach()
+    executor = getattr(model, EXECUTOR)
+    if executor is None:  # a copy of a wrapped model
+        replay.remove_dead_hooks(model)
+    else:
+        executor.detach()
     object.__delattr__(model, EXECUTOR)
+    _wrapped.pop(id(model), None)
 
 
-def _with_async(
+def _effective(
     config: Config | None,
-    async_offload: bool | None,
-    async_config: AsyncOffloadConfig | None,
-) -> Config | None:
-    """The caller's config with the arguments' say in it; never changed itself."""
-    if async_offload is None and "MEMSCALE_ASYNC_OFFLOAD" in os.environ:
-        async_offload = os.environ["MEMSCALE_ASYNC_OFFLOAD"] == "1"
+    async_offload: bool | None = None,
+    async_config: AsyncOffloadConfig | None = None,
+) -> Config:
+    """The caller's config, never changed itself, with what overrides it."""
+    if config is None:
+        config = Config()
+    elif not isinstance(config, Config):
+        what = config.__name__ if isinstance(config, type) else type(config).__name__
+        raise TypeError(f"config must be a Config, got {what}")
+    word = os.environ.get("MEMSCALE_ASYNC_OFFLOAD", "").strip().lower()
+    if async_offload is None and word:
+        if word not in _SWITCH:
+            raise ConfigError(f"MEMSCALE_ASYNC_OFFLOAD must be 0 or 1, got {word!r}")
+        async_offload = _SWITCH[word]
     if async_offload is not None:
-        config = (config or Config()).replace(async_offload=async_offload)
+        config = config.replace(async_offload=async_offload)
     if async_config is not None:
-        config = (config or Config()).replace(async_config=async_config)
+        config = config.replace(async_config=async_config)
     return config
 
 
 def _attach(
-    target: Any,
-    config: Config | None,
+    model: nn.Module,
+    config: Config,
     sample_input: Any,
     optimizer: torch.optim.Optimizer | None = None,
 ) -> Executor | None:
-    model = find_model(target)
-    if config is not None and not isinstance(config, Config):
-        raise TypeError(f"config must be a Config, got {type(config).__name__}")
     if os.environ.get("MEMSCALE_DISABLE") == "1":
         logs.logger.info("MEMSCALE_DISABLE=1: %s stays as it is", type(model).__name__)
         return None
-    config = Config() if config is None else config
+    check_model(model)
+    _check_alone(model)
     call = None if sample_input is None else read_call(sample_input)
     if getattr(model, EXECUTOR, None) is not None:
         detach(model)
     executor = Executor(model, config, optimizer)
     object.__setattr__(model, EXECUTOR, executor)
+    _wrapped[id(model)] = model
     try:
         executor.say_wrapped()
         if call is not None:
-            executor.plan_for(call)
+            executor.plan_for(call, is_sample=True)
         if config.verify_correctness:
             check = verify.verify_at_wrap(model, executor, sample_input, config)
             if isinstance(check, verify.FirstBatchCheck):
@@ -124,3 +148,28 @@ def _attach(
         detach(model)
         raise
     return executor
+
+
+def _check_alone(model: nn.Module) -> None:
+    """A module belongs to one wrapped model: raises PlanError naming the other."""
+    names = {id(module): name for name, module in model.named_modules()}
+    for other in list(_wrapped.values()):
+        if other is model:
+            continue
+        kind = type(other).__name__
+        if id(other) in names:
+            raise PlanError(
+                f"{names[id(other)]!r} of the model, a {kind}, is wrapped already: "
+                "detach it first"
+            )
+        for name, module in other.named_modules():
+            if module is model:
+                raise PlanError(
+                    f"the model is {name!r} of a {kind} that is wrapped already: "
+                    "detach that first"
+                )
+            if id(module) in names:
+                raise PlanError(
+                    f"{names[id(module)]!r} of the model belongs to a {kind} that is "
+                    "wrapped already: detach that first"
+                )

@@ -15,8 +15,11 @@ are the model's own all the time. ``detach`` takes every hook away.
 from __future__ import annotations
 
 import gc
+import itertools
 import logging
+import threading
 import weakref
+from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
@@ -25,21 +28,34 @@ import torch
 from torch import nn
 from torch.compiler import is_compiling
 
-from memscale import logs, replay
-from memscale._C import Error, Plan, PlanError
+from memscale import _hook_stack, logs, replay
+from memscale._C import Error, InputError, Plan, PlanError
 from memscale._optimizer_step import OptimizerLike
 from memscale._progress import progress
+from memscale._shell import without_hooks_of_users
 from memscale._signature import Signatures
 from memscale._use_cache import UseCache
 from memscale.config import Config, EffectiveConfig, OptimizationMode
 from memscale.estimator import estimate_call
 from memscale.inputs import Call
+from memscale.layers import find_layers
 from memscale.plan_text import plan_text, wrapped_text
 from memscale.planning import decide, load_plan
+from memscale.targets import check_model, innermost, is_compiled
 
 __all__ = ["Executor"]
 
 _log = logging.getLogger("memscale")
+
+# Tracing changes what the process has one of: random states, switches of torch.
+_tracing = threading.RLock()
+
+# Executors by their numbers.
+_executors: weakref.WeakValueDictionary[int, Executor] = weakref.WeakValueDictionary()
+_numbers = itertools.count()
+
+# Handlers that were added for a config's log_file, by the models that write there.
+_log_files: Counter[logging.Handler] = Counter()
 
 
 class Executor:
@@ -50,23 +66,35 @@ class Executor:
     ) -> None:
         self.config = config
         self.effective = config.resolve()
-        # Not to be kept alive by what is attached to it.
+        model = innermost(model)
+        # Weak: a model that is dropped is freed at once, as it would be without us.
         self._model_ref = weakref.ref(model)
         self._optimizer = optimizer
         self._use_cache = UseCache(model)
         self._on_detach: list[Callable[[], object]] = []
         self._planned: Signatures[Plan | None] = Signatures()
         self._plan: Plan | None = None
-        self.compiled = hasattr(model, "_orig_mod")
+        self.compiled = is_compiled(model)
+        self._said_compiled = self.compiled
+        self._number = next(_numbers)
+        _executors[self._number] = self
         self._told = None if config.plan is None else load_plan(config.plan, model)
-        policy = _policy(self.effective, self.compiled)
-        self._replay = replay.attach(model, policy, around=self._use_cache.off)
+        self._policy = _policy(self.effective, self.compiled)
+        self._layers = list(find_layers(model).modules)
+        self._replay = replay.attach(model, self._policy, around=self._use_cache.off)
         if self._told is not None:
             self._follow(self._told)
         handle = model.register_forward_pre_hook(
             _BeforeCall(self), with_kwargs=True, prepend=True
         )
         self._on_detach += [handle.remove, self._replay.detach]
+
+    @property
+    def _model(self) -> nn.Module:
+        model = self._model_ref()
+        if model is None:
+            raise ReferenceError("the model of this executor is gone")
+        return model
 
     # ---- what users ask ----
 
@@ -112,44 +140,57 @@ class Executor:
     def __reduce__(self) -> tuple[Any, ...]:
         return type(None), ()
 
-    @property
-    def _model(self) -> nn.Module:
-        model = self._model_ref()
-        assert model is not None  # it owns this
-        return model
-
     def wraps(self, model: nn.Module) -> bool:
         return model is self._model_ref()
 
     # ---- plans ----
 
-    def plan_for(self, call: Call) -> Plan | None:
+    def plan_for(self, call: Call, is_sample: bool = False) -> Plan | None:
         """Plan for a batch like this, once; None if the model cannot be traced.
 
-        Raises PlanError if the budget is too small.
+        Raises PlanError if the budget is too small, and InputError for a sample that
+        the model rejects. (A batch that it rejects is about to meet the model itself,
+        which says so better.)
         """
         if self._told is not None or self.compiled:
             return self._plan
-        found, plan = self._planned.find(call)
-        if not found:
-            plan = self._make_plan(call)
-            self._planned.add(call, plan)
-        if plan is not None and plan is not self._plan:
-            self._follow(plan)
+        with _tracing:
+            found, plan = self._planned.find(call)
+            if not found:
+                plan = self._make_plan(call, is_sample)
+                self._planned.add(call, plan)
+            if plan is not None and plan is not self._plan:
+                self._follow(plan)
         return plan
 
     def _follow(self, plan: Plan) -> None:
         self._plan = plan
+        # By name: layers may have come and gone since the model was wrapped.
+        chosen = {layer.layer: layer.keep_set or layer.policy for layer in plan.layers}
         self._replay.set_policies(
-            [layer.keep_set or layer.policy for layer in plan.layers]
+            [chosen.get(name, self._policy) for name in self._layers]
         )
 
-    def _make_plan(self, call: Call) -> Plan | None:
-        name = type(self._model).__name__
+    def _make_plan(self, call: Call, is_sample: bool) -> Plan | None:
+        model = self._model
+        name = type(model).__name__
+        check_model(model)  # it may have been sharded since it was wrapped
+        compiled = [part for part, m in model.named_modules() if is_compiled(m)]
+        if compiled:
+            self.say(
+                f"{name} runs without a prediction: {compiled[0] or name} is compiled, "
+                "and its graphs hold what the compiler chose"
+            )
+            return None
         try:
-            with progress(f"planning {name}"), self.paused(), self._use_cache.off():
+            with (
+                progress(f"planning {name}"),
+                self.paused(),
+                self._use_cache.off(),
+                without_hooks_of_users(),
+            ):
                 traced = estimate_call(
-                    self._model,
+                    model,
                     call,
                     self._optimizer or "adamw",
                     self.config,
@@ -163,7 +204,12 @@ class Executor:
             self.say(f"{name} runs without a prediction: {error}", logging.WARNING)
             return None
         except Exception as error:
-            # The model rejects the batch, and will say so itself in a moment.
+            if is_sample:
+                lines = str(error).splitlines() or [""]
+                raise InputError(
+                    f"{name} rejects sample_input ({call}): "
+                    f"{type(error).__name__}: {lines[0]}"
+                ) from error
             _log.debug("not traced: %s", error)
             return None
         finally:
@@ -179,12 +225,27 @@ class Executor:
 
     def say_wrapped(self) -> None:
         """What was wrapped, on what hardware; the plan follows with the first batch."""
-        logs.configure(self.config)
+        self._configure_logs()
         self.say(wrapped_text(self._model, self.config, self.compiled))
         if not any(p.requires_grad for p in self._model.parameters()):
             self.say(
                 "no parameter requires a gradient: nothing to save", logging.WARNING
             )
+
+    def _configure_logs(self) -> None:
+        if not self.config.enable_logging:
+            logs.configure(self.config)
+            self.on_detach(logs.install)
+            return
+        before = list(logs.logger.handlers)
+        logs.configure(self.config)
+        if self.config.log_file is None:
+            return
+        handler = logs.add_file(self.config.log_file)
+        # One that the user added is the user's.
+        if handler not in before or _log_files[handler]:
+            _log_files[handler] += 1
+            self.on_detach(lambda: _let_go_of(handler))
 
 
 def _policy(effective: EffectiveConfig, compiled: bool) -> str:
@@ -194,24 +255,50 @@ def _policy(effective: EffectiveConfig, compiled: bool) -> str:
     return "block" if effective.mode == OptimizationMode.AGGRESSIVE else "cheap"
 
 
-class _BeforeCall:
-    """The model's first hook. A copy of the model is not wrapped."""
+def _say_compiled(number: int) -> bool:
+    """Say once that the model is compiled. Run by torch.compile, as it looks on."""
+    executor = _executors.get(number)
+    if executor is not None and not executor._said_compiled:
+        executor._said_compiled = True
+        executor.say(
+            "the wrapped model is compiled: its graphs hold what the compiler chose, "
+            "and nothing is recomputed in them"
+        )
+    return True
 
-    def __init__(self, executor: Executor | None) -> None:
+
+# What torch.compiler.assume_constant_result does, which would import dynamo.
+_say_compiled._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def _let_go_of(handler: logging.Handler) -> None:
+    _log_files[handler] -= 1
+    if _log_files[handler] == 0:
+        del _log_files[handler]
+        logs.logger.removeHandler(handler)
+        handler.close()
+
+
+class _BeforeCall(replay.Hook):
+    """The model's first hook."""
+
+    is_on = True
+
+    def __init__(self, executor: Executor) -> None:
         self._executor = executor
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> _BeforeCall:
-        return _BeforeCall(None)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (None,)
+        self._number = executor._number
 
     def __call__(
         self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
-        executor = self._executor
-        if executor is None or not torch.is_grad_enabled() or is_compiling():
+        if not torch.is_grad_enabled():
             return
-        # A shell that is traced has the hooks of its original.
-        if executor.wraps(model):
-            executor.plan_for(Call(args, kwargs, source="your batch"))
+        if is_compiling():
+            _say_compiled(self._number)
+            return
+        if torch._C._get_tracing_state() is not None:  # torch.jit.trace looks on
+            return
+        # A shell that is traced has the hooks of its original. Where others watch
+        # what is saved, or forbid it, this call is not ours to record.
+        if self._executor.wraps(model) and _hook_stack.is_free():
+            self._executor.plan_for(Call(args, kwargs, source="your batch"))

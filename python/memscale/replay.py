@@ -208,39 +208,46 @@ class Replay:
         self._come_back()
 
 
-class _Hook:
-    """A hook of one layer. A copy of the model is not attached: see __deepcopy__."""
+class Hook:
+    """A hook of ours. One that came with a copy of the model has no owner."""
 
-    def __init__(self, replay: Replay | None, index: int) -> None:
-        self._replay, self._index = replay, index
+    is_on = False
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> _Hook:
-        return type(self)(None, self._index)
+    def __deepcopy__(self, memo: dict[int, Any]) -> Hook:
+        return Hook()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (None, self._index)
+        return Hook, ()
 
-    @property
-    def is_on(self) -> bool:
-        return self._replay is not None
+    def __call__(self, *_: Any) -> None:
+        pass
+
+
+class _LayerHook(Hook):
+    is_on = True
+
+    def __init__(self, replay: Replay, index: int) -> None:
+        self._replay, self._index = replay, index
 
 
 # Without gradients, and where torch.compile looks on, hooks do nothing: what is
 # compiled holds what the compiler chose.
 
 
-class _Before(_Hook):
+class _Before(_LayerHook):
     def __call__(self, _module: nn.Module, _args: Any) -> None:
-        if self._replay is None or not torch.is_grad_enabled() or is_compiling():
+        if is_compiling():
             return
-        self._replay._before(self._index, sys._getframe(1))
+        if torch.is_grad_enabled():
+            self._replay._before(self._index, sys._getframe(1))
+        else:
+            _end_interrupted_call()  # its hooks, and its use_cache
 
 
-class _After(_Hook):
+class _After(_LayerHook):
     def __call__(self, _module: nn.Module, _args: Any, output: Any) -> None:
-        if self._replay is None or is_compiling():
-            return
-        self._replay._after(self._index, output)
+        if not is_compiling():
+            self._replay._after(self._index, output)
 
 
 def _end_interrupted_call() -> None:
@@ -263,19 +270,20 @@ def _end_interrupted_call() -> None:
 def is_attached(model: nn.Module) -> bool:
     """Whether the model or a part of it is."""
     return any(
-        isinstance(hook, _Hook) and hook.is_on
+        isinstance(hook, Hook) and hook.is_on
         for module in model.modules()
         for hook in module._forward_pre_hooks.values()
     )
 
 
-def _remove_dead_hooks(model: nn.Module) -> None:
+def remove_dead_hooks(model: nn.Module) -> None:
     """Those that came with a copy of an attached model."""
     for module in model.modules():
         for hooks in (module._forward_pre_hooks, module._forward_hooks):
-            for key in [k for k, hook in hooks.items() if isinstance(hook, _Hook)]:
+            for key in [k for k, hook in hooks.items() if isinstance(hook, Hook)]:
                 del hooks[key]
                 module._forward_hooks_always_called.pop(key, None)
+                module._forward_pre_hooks_with_kwargs.pop(key, None)
 
 
 def attach(
@@ -296,7 +304,7 @@ def attach(
         raise TypeError(f"model must be an nn.Module, got {type(model).__name__}")
     if is_attached(model):
         raise PlanError("the model, or a part of it, is attached already: detach it")
-    _remove_dead_hooks(model)
+    remove_dead_hooks(model)
     if isinstance(min_bytes, bool) or not isinstance(min_bytes, int) or min_bytes < 0:
         raise PlanError(f"min_bytes must be an int >= 0, got {min_bytes!r}")
     layers = _choose(find_layers(model).modules, policy)

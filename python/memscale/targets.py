@@ -6,10 +6,11 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import UninitializedParameter
 
 from memscale._C import InputError
 
-__all__ = ["find_model"]
+__all__ = ["check_model", "find_model", "innermost", "is_compiled"]
 
 # Classes by name, so that their libraries need not be imported: what to do instead.
 _REFUSED = {
@@ -28,8 +29,7 @@ _REFUSED = {
 def find_model(target: Any) -> nn.Module:
     """The model of ``target``: itself, or that of a Trainer.
 
-    Raises TypeError for what is neither, and InputError for a model that cannot be
-    wrapped, saying why.
+    Raises TypeError for what is neither.
     """
     if isinstance(target, type):
         raise TypeError(
@@ -46,9 +46,40 @@ def find_model(target: Any) -> nn.Module:
                 f".train), got {type(target).__name__}"
             )
     found: nn.Module = model
-    _check_kind(found)
-    _check_devices(found)
     return found
+
+
+def is_compiled(model: nn.Module) -> bool:
+    """Whether torch.compile made it, or its compile() was called."""
+    # Asking for torch.compile's class would import dynamo.
+    return (
+        hasattr(model, "_orig_mod")
+        or getattr(model, "_compiled_call_impl", None) is not None
+    )
+
+
+def innermost(model: nn.Module) -> nn.Module:
+    """The model that does the work: without DistributedDataParallel around it."""
+    inner = getattr(model, "module", None)
+    if type(model).__name__ == "DistributedDataParallel" and inner is not None:
+        return innermost(inner)
+    return model
+
+
+def check_model(model: nn.Module) -> None:
+    """Raises InputError for a model that cannot be wrapped, saying why."""
+    _check_kind(model)
+    _check_shapes(model)
+    _check_devices(model)
+
+
+def _check_shapes(model: nn.Module) -> None:
+    for name, parameter in model.named_parameters():
+        if isinstance(parameter, UninitializedParameter):
+            raise InputError(
+                f"target must have its weights, got {name} without a shape: run the "
+                "lazy module once"
+            )
 
 
 def _check_kind(model: nn.Module) -> None:
@@ -63,6 +94,12 @@ def _check_kind(model: nn.Module) -> None:
                     f"target must not contain a {cls.__name__}, which "
                     f"{_REFUSED[cls.__name__]}"
                 )
+        # Set by the library on what it has inside.
+        if getattr(module, "_is_fsdp_managed_module", False):
+            raise InputError(
+                "target must not be inside of a FullyShardedDataParallel, which "
+                f"{_REFUSED['FullyShardedDataParallel']}"
+            )
 
 
 def _check_devices(model: nn.Module) -> None:

@@ -14,6 +14,7 @@ gradients and all random states are left as they were.
 from __future__ import annotations
 
 import logging
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -29,6 +30,7 @@ from memscale._verify_search import verify_step
 from memscale._verify_step import Executor, Step
 from memscale.config import Config
 from memscale.inputs import Call, LossFn, build_call, read_call
+from memscale.replay import Hook
 
 if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
@@ -196,25 +198,28 @@ def _verify_now(
     if reset is not None:
         reset()  # the user's training has not begun
     report.raise_if_failed()
-    level = logging.WARNING if report.untrained else logging.INFO
-    _log.log(level, "%s", report)
+    if config.enable_logging:
+        level = logging.WARNING if report.untrained else logging.INFO
+        _log.log(level, "%s", report)
     return report
 
 
-class FirstBatchCheck:
+class FirstBatchCheck(Hook):
     """Verifies a wrapped model at its first call in training, before it runs.
 
     ``report`` is None until then. ``cancel()`` takes the hook away.
     """
 
+    is_on = True
+
     def __init__(self, model: nn.Module, executor: Executor, config: Config) -> None:
         self.report: VerifyReport | None = None
         self._config = config
-        self._model = model
+        self._model = weakref.ref(model)
         self._executor = executor
         # First of all hooks: what wraps the model does not see this call begin twice.
         self._handle: RemovableHandle | None = model.register_forward_pre_hook(
-            self._before_forward, with_kwargs=True, prepend=True
+            self, with_kwargs=True, prepend=True
         )
 
     @property
@@ -226,11 +231,11 @@ class FirstBatchCheck:
             self._handle.remove()
             self._handle = None
 
-    def _before_forward(
+    def __call__(
         self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
         # A copy that is traced has the hooks of its original.
-        if model is not self._model or self._handle is None:
+        if model is not self._model() or self._handle is None:
             return
         if not (model.training and torch.is_grad_enabled()):
             return
