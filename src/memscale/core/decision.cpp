@@ -80,6 +80,11 @@ Decision decide(const Question& question) {
     log::debug("decide", "rule ", rule.name, ": ", time.count(), " ms");
     if (!go_on) break;
   }
+  // Also where no rule was there, or allowed, to lower it.
+  const Plan& plan = decision.plan;
+  if (plan.budget && plan.peak > *plan.budget && !decision.smallest_budget) {
+    decision.smallest_budget = plan.peak;
+  }
   return decision;
 }
 

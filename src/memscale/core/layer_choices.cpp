@@ -87,7 +87,13 @@ std::vector<std::int64_t> times_by_layer(const CostModel& cost,
 
 Forecast forecast(const Question& question, std::vector<TapeRules> rules) {
   const Trace& plain = *question.trace;
-  ReplayedStep step = replayed_step(plain, rules, question.on_cpu);
+  ReplayedStep step;
+  if (plain.saves_known) {
+    step = replayed_step(plain, rules, question.on_cpu);
+  } else {  // nothing is replayed, and who holds what is not known
+    step.trace = plain;
+    step.layers.resize(plain.layers.size());
+  }
   const auto peak_at = [&](Place place, Bytes granularity) {
     const Timeline timeline(step.trace, place, granularity);
     const auto peak = timeline.peak();

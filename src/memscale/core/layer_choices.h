@@ -26,6 +26,7 @@ struct Forecast {
   std::vector<Layer> layers;  // by LayerId
 };
 
+// If the trace's saves are not known, rules must be of keeping all.
 Forecast forecast(const Question& question, std::vector<TapeRules> rules);
 
 // What each layer can do, and what that comes to, as a problem for the solver.
@@ -36,7 +37,7 @@ Forecast forecast(const Question& question, std::vector<TapeRules> rules);
 // predicted once, for all layers at a time (their first choices, their second
 // ones, ...), and taken apart by layer. What is not so (a lineage that crosses
 // a border, branches whose backwards overlap) shows in the forecast of the
-// mixture, and the limit is lowered by what it is off.
+// mixture, which is what counts: see Note [A larger budget is never slower].
 class LayerChoices final {
  public:
   explicit LayerChoices(const Question& question);

@@ -16,13 +16,27 @@ void check_not_negative(std::string_view field, std::int64_t value) {
 }
 
 std::string percent(double share) {
-  return str(share < 0 ? "-" : "+", std::llround(std::abs(share) * 100), " %");
+  constexpr double kMost = 1e15;  // whatever numbers a file has
+  return str(share < 0 ? "-" : "+",
+             std::llround(std::min(std::abs(share) * 100, kMost)), " %");
 }
 
 double change(Bytes from, Bytes to) {
   if (from == 0_B) return 0;
   return static_cast<double>((to - from).count()) /
          static_cast<double>(from.count());
+}
+
+// Of a name, which may come from a file, so much as a message needs; not cut
+// inside of a character.
+std::string quoted_start(std::string_view name) {
+  constexpr std::size_t kMost = 100;
+  if (name.size() <= kMost) return ascii::quoted(name);
+  std::size_t end = kMost;
+  while (end > 0 && (static_cast<unsigned char>(name[end]) & 0xC0U) == 0x80U) {
+    --end;
+  }
+  return ascii::quoted(name.substr(0, end)) + "...";
 }
 
 std::string name_of(const LayerPlan& layer) {
@@ -83,7 +97,7 @@ void Plan::check() const {
     const LayerPlan& layer = layers[i];
     if (!names.insert(layer.layer).second) {
       throw PlanError(str("layers[", i, "].layer must not be there twice, got ",
-                          ascii::quoted(layer.layer)));
+                          quoted_start(layer.layer)));
     }
     const std::string place = str("layers[", i, "].");
     check_not_negative(place + "plain_bytes", layer.plain_bytes.count());
@@ -100,7 +114,7 @@ void Plan::check() const {
 
 void Plan::check_fits(const std::vector<std::string>& layer_names) const {
   const std::string head =
-      str("the plan must be of this model, but it is of a ", model);
+      str("the plan must be of this model, but it is of ", quoted_start(model));
   if (layer_names.size() != layers.size()) {
     throw PlanError(str(head, " with ", layers.size(), " layers instead of ",
                         layer_names.size()));
@@ -108,14 +122,14 @@ void Plan::check_fits(const std::vector<std::string>& layer_names) const {
   for (std::size_t i = 0; i < layers.size(); ++i) {
     if (layers[i].layer == layer_names[i]) continue;
     throw PlanError(str(head, " whose layer ", i, " is ",
-                        ascii::quoted(layers[i].layer), " instead of ",
-                        ascii::quoted(layer_names[i])));
+                        quoted_start(layers[i].layer), " instead of ",
+                        quoted_start(layer_names[i])));
   }
 }
 
 std::string Plan::explain() const {
   std::ostringstream out;
-  out << model << " with " << call << " on " << device << ", " << optimizer
+  out << model << " with " << call << " for " << device << ", " << optimizer
       << ", mode " << to_string(mode);
   if (budget) out << ", budget " << *budget;
   out << "\npeak " << plain_peak << " -> " << peak << " ("
@@ -129,7 +143,10 @@ std::string Plan::explain() const {
     out << name_of(layer) << ": " << layer.technique() << ", "
         << layer.plain_bytes << " -> " << layer.held_bytes;
     if (layer.nanoseconds > 0) {
-      out << ", " << (layer.nanoseconds + 500) / 1000 << " us";
+      // In this order: nothing overflows.
+      out << ", "
+          << layer.nanoseconds / 1000 + (layer.nanoseconds % 1000 + 500) / 1000
+          << " us";
     }
     if (!layer.reason.empty()) out << ": " << layer.reason;
     out << "\n";
@@ -149,7 +166,8 @@ std::string Plan::diff(const Plan& other) const {
   line("device", device, other.device);
   line("optimizer", optimizer, other.optimizer);
   line("mode", to_string(mode), to_string(other.mode));
-  line("budget", budget.value_or(0_B), other.budget.value_or(0_B));
+  line("budget", budget ? budget->human() : "none",
+       other.budget ? other.budget->human() : "none");
   line("predicted peak", peak, other.peak);
   line("predicted slowdown", percent(slowdown()), percent(other.slowdown()));
   const auto find = [](const Plan& plan, const std::string& name) {

@@ -1,5 +1,7 @@
+#include <cstdint>
 #include <utility>
 
+#include "memscale/base/bytes.h"
 #include "memscale/base/error.h"
 #include "memscale/core/json_fields.h"
 #include "memscale/core/plan.h"
@@ -58,6 +60,9 @@ namespace {
 // Ours is 6: plan, layers, layer, keep set, kept, pair.
 constexpr json::Form<PlanError> kForm = {"memscale-plan", 1, "a plan", 8};
 
+// More than any plan has, and read in less than a second.
+constexpr Bytes kMost = 32_MiB;
+
 }  // namespace
 
 std::string to_json(const Plan& plan) {
@@ -67,6 +72,10 @@ std::string to_json(const Plan& plan) {
 }
 
 Plan plan_from_json(std::string_view text) {
+  if (const Bytes size(static_cast<std::int64_t>(text.size())); size > kMost) {
+    throw PlanError(
+        str("a plan must not be longer than ", kMost, ", got ", size));
+  }
   Plan plan;
   json::Reader<PlanError>(kForm).read_document(text, plan);
   plan.check();

@@ -10,11 +10,10 @@
 namespace memscale {
 namespace {
 
-// The forecast of a mixture may be off from the sum of its parts: so often the
-// limit is lowered by what it is off.
-constexpr int kMaxCorrections = 6;
-// From which the smallest within a slowdown is chosen.
+// From which plans are chosen.
 constexpr std::size_t kFrontier = 24;
+// Between two neighbours of those, so many more are looked at.
+constexpr int kBetween = 8;
 
 // The better of two, if smaller bytes or less time is what counts.
 bool is_faster(const Forecast& a, const Forecast& b) {
@@ -35,26 +34,27 @@ class Chooser final {
   }
 
   // The fastest whose peak is within the limit; nothing if none is.
+  //
+  // Note [A larger budget is never slower]
+  // The forecast of a mixture may be off from the sum of its parts, so what the
+  // solver finds for a limit may not fit, and what fits may come from another
+  // limit. Candidates therefore do not depend on the limit: they are the
+  // frontier, and between two neighbours of it a row of limits that is the same
+  // for all that fall there. Those that are faster than the upper neighbour
+  // would make it a step back, and are left out.
   std::optional<Forecast> fastest_within(Bytes limit) const {
-    std::optional<Forecast> best;
-    const auto consider = [&](const Forecast& found) {
-      if (found.peak <= limit && (!best || is_faster(found, *best))) {
-        best = found;
+    if (uniform_.front().peak <= limit) return uniform_.front();  // keeps all
+    const std::vector<Forecast> all = frontier(kFrontier);
+    const auto upper =
+        std::ranges::upper_bound(all, limit, {}, &Forecast::peak);
+    if (upper == all.begin()) return std::nullopt;
+    Forecast best = *std::prev(upper);
+    if (upper == all.end()) return best;
+    for (Forecast& found : between(std::prev(upper)->peak, upper->peak)) {
+      if (found.peak <= limit && found.nanoseconds >= upper->nanoseconds &&
+          is_faster(found, best)) {
+        best = std::move(found);
       }
-    };
-    for (const Forecast& found : uniform_) consider(found);
-    if (best && best->nanoseconds == 0) return best;
-    Problem problem = choices_.problem();
-    problem.device_budget = limit;
-    problem.host_budget = Bytes();
-    for (int i = 0; i <= kMaxCorrections; ++i) {
-      const SolveResult result = solve(problem);
-      if (result.status == SolveStatus::Infeasible) break;
-      const Forecast found = forecast(result.plan);
-      consider(found);
-      if (found.peak <= limit) break;
-      problem.device_budget -= found.peak - limit;
-      if (problem.device_budget < Bytes()) break;
     }
     return best;
   }
@@ -78,6 +78,23 @@ class Chooser final {
   }
 
  private:
+  // Of the solver's plans for limits from `low` to `high`.
+  std::vector<Forecast> between(Bytes low, Bytes high) const {
+    Problem problem = choices_.problem();
+    problem.host_budget = Bytes();
+    std::vector<Forecast> found;
+    Selection last;
+    for (int i = 0; i < kBetween; ++i) {
+      problem.device_budget = low + (high - low) / kBetween * i;
+      SolveResult result = solve(problem);
+      if (result.status == SolveStatus::Infeasible || result.plan == last) {
+        continue;
+      }
+      last = std::move(result.plan);
+      found.push_back(forecast(last));
+    }
+    return found;
+  }
   Forecast forecast(const Question& question,
                     std::vector<TapeRules> rules) const {
     return memscale::forecast(question, std::move(rules));
@@ -121,7 +138,18 @@ void apply_forecast(const Question& question, const Forecast& found,
 
 std::vector<Forecast> forecast_frontier(const Question& question,
                                         std::size_t max_points) {
-  return Chooser(question).frontier(max_points);
+  if (!question.trace->saves_known) {
+    return {forecast(question, uniform_rules(question, ReplayPolicy::Keep))};
+  }
+  std::vector<Forecast> all = Chooser(question).frontier(max_points);
+  if (all.size() <= max_points) return all;
+  // Evenly, both ends included; of one, the smallest.
+  std::vector<Forecast> some;
+  for (std::size_t i = 0; i < max_points; ++i) {
+    const std::size_t gaps = std::max<std::size_t>(max_points - 1, 1);
+    some.push_back(std::move(all[i * (all.size() - 1) / gaps]));
+  }
+  return some;
 }
 
 bool recompute_layers(RuleContext& context) {

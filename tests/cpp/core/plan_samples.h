@@ -1,0 +1,57 @@
+#pragma once
+
+#include <functional>
+#include <string>
+
+#include "memscale/base/error.h"
+#include "memscale/core/plan.h"
+
+namespace memscale {
+
+// What the PlanError says that `call` throws.
+inline std::string plan_error_of(const std::function<void()>& call) {
+  try {
+    call();
+    return "no error";
+  } catch (const PlanError& error) {
+    return error.what();
+  }
+}
+
+// Every field has a value that no other has: three layers, one of each kind.
+inline Plan small_plan() {
+  Plan plan;
+  plan.model = "Net";
+  plan.fingerprint = "00ff00ff00ff00ff";
+  plan.call = "x=float32[4, 8]";
+  plan.device = "sim";
+  plan.optimizer = "adamw";
+  plan.mode = OptimizationMode::Aggressive;
+  plan.budget = 6_MiB;
+  plan.verdicts = {{"weigh_memory", "little"}, {"recompute_layers", "some"}};
+  LayerPlan all;
+  all.layer = "";
+  all.plain_bytes = 1_KiB;
+  all.held_bytes = 1_KiB;
+  LayerPlan cheap;
+  cheap.layer = "a";
+  cheap.policy = ReplayPolicy::Cheap;
+  cheap.plain_bytes = 4_MiB;
+  cheap.held_bytes = 1_MiB;
+  cheap.nanoseconds = 1'499;
+  cheap.reason = "frees 3.00 MiB";
+  LayerPlan chosen = cheap;
+  chosen.layer = "b.0";
+  chosen.policy = ReplayPolicy::Keep;
+  chosen.keep_set = KeepSet{{"aten::mm", "aten::tanh"}, {{0, 0}, {1, 2}}};
+  chosen.nanoseconds = 2'500;
+  plan.layers = {all, cheap, chosen};
+  plan.plain_peak = 10_MiB;
+  plan.peak = 5_MiB;
+  plan.host_peak = 7_B;
+  plan.plain_nanoseconds = 40'000;
+  plan.nanoseconds = 3'999;
+  return plan;
+}
+
+}  // namespace memscale
