@@ -26,7 +26,7 @@ CXX_FILES := $(shell find src cmake -type f) CMakeLists.txt CMakePresets.json py
 PY_FOLDERS := $(shell find python -type d -not -name __pycache__)
 
 .PHONY: help demo setup build test test-cpp test-core test-sanitizers test-python \
-  test-full bench format lint clean
+  test-full fuzz bench format lint clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 18
@@ -97,6 +97,19 @@ test-python: build
 test-full: test ## the long versions too
 	@$(call say,long tests)
 	@$(VENV)/bin/python -m pytest -m full
+
+FUZZ_SECONDS ?= 60
+
+fuzz: $(VENV)/.ready ## libFuzzer on plans for a minute (FUZZ_SECONDS); needs clang
+	@$(call say,fuzzing plans for $(FUZZ_SECONDS) s)
+	@CXX=clang++-19 tools/debian_packages.sh vector=clang-19 \
+	  fuzzer/FuzzedDataProvider.h=libclang-rt-19-dev
+	@cmake --preset fuzz >/dev/null
+	@cmake --build --preset fuzz -j $(JOBS) --target plan_json_fuzz
+	@mkdir -p build/fuzz/corpus build/fuzz/findings
+	@build/fuzz/tests/fuzz/plan_json_fuzz -max_total_time=$(FUZZ_SECONDS) -max_len=4096 \
+	  -dict=tests/fuzz/plan_json.dict -print_final_stats=1 \
+	  -artifact_prefix=build/fuzz/findings/ build/fuzz/corpus tests/fuzz/plan_json
 
 bench: build $(VENV)/.test-libraries ## speed: figures, never assertions
 	@cmake --preset release -DPython3_EXECUTABLE=$(CURDIR)/$(VENV)/bin/python >/dev/null
