@@ -109,7 +109,7 @@ def _range(names: list[str]) -> str:
 def frontier_text(plans: Sequence[Plan]) -> str:
     if not plans:
         return "no plans"
-    title = f"{plans[0].model} with {plans[0].call} on {plans[0].device}"
+    title = f"{plans[0].model} with {plans[0].call} for {plans[0].device}"
     return _rendered(_frontier_rows(plans), title, has_total=False)
 
 
@@ -181,7 +181,11 @@ def _rendered(rows: Rows, title: str, has_total: bool = True) -> str:
     for row in rows[1:-1] if has_total else rows[1:]:
         table.add_row(*row)
     out = io.StringIO()
-    Console(file=out, width=_WIDTH, color_system=None).print(table)
+    # Names are names, whatever brackets or colons they have.
+    console = Console(
+        file=out, width=_WIDTH, color_system=None, markup=False, emoji=False
+    )
+    console.print(table)
     return "\n".join(line.rstrip() for line in out.getvalue().strip("\n").splitlines())
 
 

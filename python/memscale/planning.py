@@ -35,6 +35,9 @@ __all__ = ["Plan", "decide", "load_plan", "pareto", "plan"]
 
 _NUM_PLANS = 12
 
+# More than any plan has, and less than a checkpoint that was named by mistake.
+_MAX_READ = 64 << 20
+
 
 def plan(
     model: nn.Module,
@@ -118,11 +121,14 @@ def load_plan(source: str, model: nn.Module) -> Plan:
     text = source
     if not source.lstrip().startswith("{"):
         try:
-            text = Path(source).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError, ValueError) as error:
+            with Path(source).open("rb") as file:
+                text = file.read(_MAX_READ).decode()
+        except (OSError, ValueError) as error:
+            # An OSError's own text quotes the path at any length.
+            why = getattr(error, "strerror", None) or error
+            start = source if len(source) <= 100 else source[:100] + "..."
             raise PlanError(
-                f"plan must be JSON or a file that holds it, got {source!r:.100} "
-                f"({error})"
+                f"plan must be JSON or a file that holds it, got {start!r} ({why})"
             ) from None
     made = Plan.from_json(text)
     made.check_fits(list(find_layers(model).modules))

@@ -1,0 +1,183 @@
+"""``Config(plan=...)``: plans from objects, texts and files, whatever is in them."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import memscale
+from compat_twins import copy_of, untouched_process  # noqa: F401
+from memscale import Config, PlanError, estimator, executor
+from memscale._C import Plan
+from never_wrapped import assert_as_never_wrapped
+from test_plan_budget import Blocks, _batch, _model
+
+
+@pytest.fixture(scope="module")
+def plan() -> Plan:
+    return memscale.plan(_model(), _batch(), config=Config(force_optimize=True))
+
+
+def _refused(source: Any, text: str) -> str:
+    """wrap raises PlanError, in one short line, soon, and nothing is attached."""
+    model, twin = _model(), _model()
+    start = time.process_time()  # of this process: others may be at work
+    with pytest.raises(PlanError, match=text) as error:
+        memscale.wrap(model, Config(plan=source))
+    assert time.process_time() - start < 1
+    assert len(str(error.value)) < 500
+    assert "\n" not in str(error.value)
+    assert_as_never_wrapped(model, twin)
+    return str(error.value)
+
+
+@pytest.mark.parametrize("kind", ["plan", "json", "path", "text path"])
+def test_a_plan_is_followed_without_tracing(
+    kind: str, plan: Plan, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "plan.json"
+    file.write_text(plan.to_json(), encoding="utf-8")
+    sources = {
+        "plan": plan,
+        "json": "\n " + plan.to_json(),
+        "path": file,
+        "text path": str(file),
+    }
+
+    def trace(*args: Any, **options: Any) -> None:
+        raise AssertionError("it was traced")
+
+    monkeypatch.setattr(estimator, "trace_step", trace)
+    monkeypatch.setattr(executor, "estimate_call", trace)
+    model = _model()
+    twin = copy_of(model)
+    memscale.wrap(model, Config(plan=sources[kind]))
+    assert model._memscale_executor.plan == plan
+    loss, expected = model(_batch()), twin(_batch())
+    loss.backward()
+    expected.backward()
+    assert torch.equal(loss, expected)
+    for ours, plain in zip(model.parameters(), twin.parameters(), strict=True):
+        assert torch.equal(ours.grad, plain.grad)
+    assert model._memscale_executor.stats().saves_dropped > 0
+    memscale.detach(model)
+    assert_as_never_wrapped(model, twin)
+
+
+def _edited(plan: Plan, change: Callable[[dict[str, Any]], object]) -> str:
+    data = json.loads(plan.to_json())
+    change(data)
+    return json.dumps(data)
+
+
+def test_a_plan_of_another_model(plan: Plan) -> None:
+    other = memscale.plan(Blocks(depth=3), _batch(), config=Config(force_optimize=True))
+    text = _refused(other, "the plan must be of this model")
+    assert "'Blocks' with 5 layers instead of 6" in text
+    renamed = _edited(plan, lambda d: d["layers"][1].update(layer="block"))
+    _refused(renamed, "whose layer 1 is 'block' instead of 'blocks'")
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (lambda d: d.update(version=2), "version must be 1, got 2"),
+        (lambda d: d.update(format="memscale-trace"), "format must be"),
+        (lambda d: d.pop("layers"), "layers is missing"),
+        (lambda d: d.update(layers=[]), "layers must not be empty"),
+        (lambda d: d.update(layers={}), "layers must be an array"),
+        (lambda d: d.update(peak="much"), "peak must be an integer"),
+        (lambda d: d.update(peak=-1), "peak must be >= 0"),
+        (lambda d: d.update(colour=1), "a plan has no field 'colour'"),
+        (lambda d: d.update(mode="quick"), "mode must be one of"),
+        (lambda d: d["layers"][0].update(policy="drop"), r"layers\[0\].policy must"),
+        (lambda d: d["layers"].append(d["layers"][0]), "there twice"),
+        (
+            lambda d: d["layers"][2].update(
+                keep_set={"ops": ["a"], "kept": [[0, 1], [0, 0]]}
+            ),
+            r"layers\[2\].keep_set.kept must be sorted",
+        ),
+        (
+            lambda d: d["layers"][2].update(keep_set={"ops": [], "kept": [[0, 0]]}),
+            r"layers\[2\].keep_set.kept\[0\] must name one of 0 ops",
+        ),
+    ],
+)
+def test_plans_edited_into_nonsense(
+    plan: Plan, change: Callable[[dict[str, Any]], object], text: str
+) -> None:
+    _refused(_edited(plan, change), text)
+
+
+def test_a_keep_set_of_other_ops_changes_no_bits(plan: Plan) -> None:
+    """What is well-formed but not true of the model: each call is looked at."""
+    wrong = {"ops": ["aten::mm", "aten::no_such_op"], "kept": [[1, 9]]}
+    edited = _edited(
+        plan, lambda d: [layer.update(keep_set=wrong) for layer in d["layers"]]
+    )
+    model, twin = _model(), _model()
+    memscale.wrap(model, Config(plan=edited))
+    loss, expected = model(_batch()), twin(_batch())
+    loss.backward()
+    expected.backward()
+    assert torch.equal(loss, expected)
+    for ours, plain in zip(model.parameters(), twin.parameters(), strict=True):
+        assert torch.equal(ours.grad, plain.grad)
+    memscale.detach(model)
+
+
+def test_cut_plans(plan: Plan, tmp_path: pathlib.Path) -> None:
+    text = plan.to_json()
+    for size in (1, 30, len(text) // 2, len(text) - 1):
+        _refused(text[:size], "a plan must be JSON, got an error at byte")
+    file = tmp_path / "cut.json"
+    file.write_text(text[:100], encoding="utf-8")
+    _refused(file, "a plan must be JSON, got an error at byte 101")
+
+
+def test_files_that_hold_no_plan(tmp_path: pathlib.Path) -> None:
+    _refused(tmp_path / "none.json", "No such file")
+    _refused(str(tmp_path), "Is a directory")
+    binary = tmp_path / "model.bin"
+    binary.write_bytes(bytes(range(256)) * 100)
+    _refused(binary, "'utf-8' codec can't decode byte 0x80")
+    empty = tmp_path / "empty.json"
+    empty.touch()
+    _refused(empty, "a plan must be JSON, got an error at byte 1")
+    _refused("a\0b", "embedded null byte")
+    _refused("x" * 10_000, "File name too long")
+
+
+def test_a_file_of_a_terabyte_is_not_read(tmp_path: pathlib.Path) -> None:
+    """A checkpoint, named by mistake: here a hole, which takes no disk."""
+    file = tmp_path / "checkpoint.bin"
+    with file.open("wb") as out:
+        out.truncate(1 << 40)
+    _refused(file, "a plan must not be longer than 32.00 MiB")
+
+
+@pytest.mark.parametrize(
+    ("start", "text"),
+    [
+        ("[", "File name too long"),
+        ('{"a":[', "a plan must not be longer than 32.00 MiB"),
+        ('{"', "a plan must not be longer than 32.00 MiB"),
+    ],
+)
+def test_a_hundred_megabytes(start: str, text: str, tmp_path: pathlib.Path) -> None:
+    filler = start[-1] if start[-1] == "[" else "a"
+    source = start + filler * 100_000_000
+    _refused(source, text)
+    file = tmp_path / "huge.json"
+    file.write_text(source, encoding="utf-8")
+    _refused(file, "a plan must not be longer than 32.00 MiB")
+    file.write_text(source[:30_000_000], encoding="utf-8")
+    if filler == "[":
+        _refused(file, "a plan must not nest deeper than 8 levels")
