@@ -49,6 +49,18 @@ __all__ = ["Executor"]
 
 _log = logging.getLogger("memscale")
 
+# Fields of techniques that are to come. A mode may name them; whoever sets one is told.
+_NOT_BUILT = (
+    "enable_offloading",
+    "enable_tiling",
+    "use_mixed_precision",
+    "use_8bit_optimizer",
+    "max_cpu_offload_gb",
+    "async_offload",
+    "auto_policy",
+    "observability_port",
+)
+
 # Tracing changes what the process has one of: random states, switches of torch.
 _tracing = threading.RLock()
 
@@ -294,6 +306,9 @@ class Executor:
         """What was wrapped, on what hardware; the plan follows with the first batch."""
         self._configure_logs()
         self.say(wrapped_text(self._model, self.config, self.compiled))
+        for name in _NOT_BUILT:
+            if self.config.is_set(name) and getattr(self.config, name):
+                self.say(f"{name} has no effect yet in this version", logging.WARNING)
         if not any(p.requires_grad for p in self._model.parameters()):
             self.say(
                 "no parameter requires a gradient: nothing to save", logging.WARNING
