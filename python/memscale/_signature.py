@@ -41,6 +41,9 @@ class Signatures(Generic[T]):
         kind, sizes = _read(call)
         self._known.setdefault(kind, []).append((sizes, value))
 
+    def __len__(self) -> int:
+        return sum(map(len, self._known.values()))
+
     def values(self) -> Iterator[T]:
         for entries in self._known.values():
             for _, value in entries:
