@@ -611,6 +611,7 @@ class Question:
     device_memory: int | None
     min_bytes: int
     margin: int
+    time_scale: float
     disabled_rules: list[str]
     model: str
     call: str

@@ -30,16 +30,19 @@ class Signatures(Generic[T]):
     def __init__(self) -> None:
         self._known: dict[_Kind, list[tuple[_Sizes, T]]] = {}
 
-    def find(self, call: Call) -> tuple[bool, T | None]:
+    def find(self, call: Call) -> T | None:
         kind, sizes = _read(call)
         for known, value in self._known.get(kind, []):
             if all(size <= limit for size, limit in zip(sizes, known, strict=True)):
-                return True, value
-        return False, None
+                return value
+        return None
 
     def add(self, call: Call, value: T) -> None:
         kind, sizes = _read(call)
         self._known.setdefault(kind, []).append((sizes, value))
+
+    def __len__(self) -> int:
+        return sum(map(len, self._known.values()))
 
     def values(self) -> Iterator[T]:
         for entries in self._known.values():

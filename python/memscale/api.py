@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import warnings
 import weakref
@@ -90,10 +91,16 @@ def detach(model: Any) -> None:
     executor = getattr(model, EXECUTOR)
     if executor is None:  # a copy of a wrapped model
         replay.remove_dead_hooks(model)
+        object.__delattr__(model, EXECUTOR)
     else:
         executor.detach()
-    object.__delattr__(model, EXECUTOR)
-    _wrapped.pop(id(model), None)
+
+
+def _forget(model_ref: weakref.ref[nn.Module]) -> None:
+    model = model_ref()
+    if model is not None:
+        object.__delattr__(model, EXECUTOR)
+        _wrapped.pop(id(model), None)
 
 
 def _effective(
@@ -136,6 +143,7 @@ def _attach(
     executor = Executor(model, config, optimizer)
     object.__setattr__(model, EXECUTOR, executor)
     _wrapped[id(model)] = model
+    executor.on_detach(functools.partial(_forget, weakref.ref(model)))
     try:
         executor.say_wrapped()
         if call is not None:

@@ -22,6 +22,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -36,9 +37,10 @@ from memscale._shell import without_hooks_of_users
 from memscale._signature import Signatures
 from memscale._use_cache import UseCache
 from memscale.config import Config, EffectiveConfig, OptimizationMode
-from memscale.estimator import estimate_call
+from memscale.estimator import Estimate, estimate_call
 from memscale.inputs import Call
 from memscale.layers import find_layers
+from memscale.ledger import Entry, Watch
 from memscale.plan_text import plan_text, wrapped_text
 from memscale.planning import decide, load_plan
 from memscale.targets import check_model, innermost, is_compiled
@@ -46,6 +48,21 @@ from memscale.targets import check_model, innermost, is_compiled
 __all__ = ["Executor"]
 
 _log = logging.getLogger("memscale")
+
+# Fields of techniques that are to come. A mode may name them; whoever sets one is told.
+_NOT_BUILT = (
+    "enable_offloading",
+    "enable_tiling",
+    "use_mixed_precision",
+    "use_8bit_optimizer",
+    "max_cpu_offload_gb",
+    "async_offload",
+    "auto_policy",
+    "observability_port",
+)
+
+# Of batches that are planned for: each costs about a second, once.
+_MAX_KINDS = 16
 
 # Tracing changes what the process has one of: random states, switches of torch.
 _tracing = threading.RLock()
@@ -72,8 +89,11 @@ class Executor:
         self._optimizer = optimizer
         self._use_cache = UseCache(model)
         self._on_detach: list[Callable[[], object]] = []
-        self._planned: Signatures[Plan | None] = Signatures()
+        self._planned: Signatures[_Planned] = Signatures()
         self._plan: Plan | None = None
+        self._watch: Watch | None = None
+        self._said_unlike = False
+        self.ledger: list[Entry] = []
         self.compiled = is_compiled(model)
         self._said_compiled = self.compiled
         self._number = next(_numbers)
@@ -87,7 +107,7 @@ class Executor:
         handle = model.register_forward_pre_hook(
             _BeforeCall(self), with_kwargs=True, prepend=True
         )
-        self._on_detach += [handle.remove, self._replay.detach]
+        self._on_detach += [handle.remove, self._replay.detach, self._cancel_watch]
 
     @property
     def _model(self) -> nn.Module:
@@ -106,7 +126,7 @@ class Executor:
     @property
     def plans(self) -> list[Plan]:
         """One for each kind of batch that was seen."""
-        return [plan for plan in self._planned.values() if plan is not None]
+        return [each.plan for each in self._planned.values() if each.plan is not None]
 
     def stats(self) -> replay.Stats:
         """Saves dropped, ops replayed, and what could not be, since it was wrapped."""
@@ -155,13 +175,17 @@ class Executor:
         if self._told is not None or self.compiled:
             return self._plan
         with _tracing:
-            found, plan = self._planned.find(call)
-            if not found:
-                plan = self._make_plan(call, is_sample)
-                self._planned.add(call, plan)
-            if plan is not None and plan is not self._plan:
-                self._follow(plan)
-        return plan
+            planned = self._planned.find(call)
+            if planned is None and len(self._planned) == _MAX_KINDS:
+                return self._plan  # an argument that counts steps, say
+            if planned is None:
+                planned = self._make_plan(call, is_sample)
+                self._planned.add(call, planned)
+                if len(self._planned) == _MAX_KINDS:
+                    self.say(f"{_MAX_KINDS} kinds of batches: later ones get no plan")
+            if planned.plan is not None and planned.plan is not self._plan:
+                self._follow(planned.plan)
+        return planned.plan
 
     def _follow(self, plan: Plan) -> None:
         self._plan = plan
@@ -171,7 +195,68 @@ class Executor:
             [chosen.get(name, self._policy) for name in self._layers]
         )
 
-    def _make_plan(self, call: Call, is_sample: bool) -> Plan | None:
+    # ---- the first steps, see memscale.ledger ----
+
+    def begin_step(self, call: Call) -> None:
+        """The model is about to be called for training."""
+        with _tracing:
+            self._end_step()
+            if self.plan_for(call) is None or self._told is not None:
+                return
+            planned = self._planned.find(call)
+            if planned is None or planned.watch is None or planned.watch.done:
+                return
+            self._watch = planned.watch
+            self._watch.begin_step(*self._now())
+
+    def _end_step(self) -> None:
+        watch, self._watch = self._watch, None
+        if watch is None:
+            return
+        watch.end_step(*self._now())
+        if not watch.done:
+            return
+        self.ledger += watch.entries
+        self.say(f"measured: {watch.entries[-1]}")
+        if not self._said_unlike and self.stats().calls_unlike_keep_set:
+            self._said_unlike = True
+            self.say(
+                "some layers ran other ops than were traced: from the first difference "
+                "on they keep what is expensive and recompute the rest",
+                logging.WARNING,
+            )
+        self._plan_anew(watch)
+
+    def _cancel_watch(self) -> None:
+        if self._watch is not None:
+            self._watch.cancel()
+            self._watch = None
+
+    def _now(self) -> tuple[torch.device, int]:
+        device = next((p.device for p in self._model.parameters()), None)
+        replayed = self._replay.stats().nanoseconds_replayed
+        return device or torch.device("cpu"), replayed
+
+    def _plan_anew(self, watch: Watch) -> None:
+        """Once, if what was measured breaks what was promised."""
+        planned = next(p for p in self._planned.values() if p.watch is watch)
+        traced, planned.traced = planned.traced, None
+        margin = watch.margin()
+        scale = watch.time_scale(self.effective.slowdown_limit)
+        if traced is None or (margin == 0 and scale == 1.0):
+            return
+        try:
+            plan = decide(
+                traced, self.config, watch.plan.model, margin=margin, time_scale=scale
+            )
+        except PlanError as error:
+            text = f"the first steps need more than predicted, and {error}"
+            self.say(text, logging.WARNING)
+            return
+        planned.plan = plan
+        self.say(f"planned anew after the first steps:\n{plan_text(plan)}")
+
+    def _make_plan(self, call: Call, is_sample: bool) -> _Planned:
         model = self._model
         name = type(model).__name__
         check_model(model)  # it may have been sharded since it was wrapped
@@ -181,7 +266,7 @@ class Executor:
                 f"{name} runs without a prediction: {compiled[0] or name} is compiled, "
                 "and its graphs hold what the compiler chose"
             )
-            return None
+            return _Planned()
         try:
             with (
                 progress(f"planning {name}"),
@@ -202,7 +287,7 @@ class Executor:
             raise
         except Error as error:
             self.say(f"{name} runs without a prediction: {error}", logging.WARNING)
-            return None
+            return _Planned()
         except Exception as error:
             if is_sample:
                 lines = str(error).splitlines() or [""]
@@ -211,13 +296,14 @@ class Executor:
                     f"{type(error).__name__}: {lines[0]}"
                 ) from error
             _log.debug("not traced: %s", error)
-            return None
+            return _Planned()
         finally:
             # Tracing leaves cycles, of errors and their frames: they would keep the
             # model and this batch alive until the next collection.
             gc.collect()
         self.say(plan_text(plan))
-        return plan
+        watch = Watch(plan, traced.timeline.resident, self.config.warmup_steps)
+        return _Planned(plan, traced, watch)
 
     def say(self, text: str, level: int = logging.INFO) -> None:
         if self.config.enable_logging:
@@ -227,6 +313,9 @@ class Executor:
         """What was wrapped, on what hardware; the plan follows with the first batch."""
         self._configure_logs()
         self.say(wrapped_text(self._model, self.config, self.compiled))
+        for name in _NOT_BUILT:
+            if self.config.is_set(name) and getattr(self.config, name):
+                self.say(f"{name} has no effect yet in this version", logging.WARNING)
         if not any(p.requires_grad for p in self._model.parameters()):
             self.say(
                 "no parameter requires a gradient: nothing to save", logging.WARNING
@@ -246,6 +335,15 @@ class Executor:
         if handler not in before or _log_files[handler]:
             _log_files[handler] += 1
             self.on_detach(lambda: _let_go_of(handler))
+
+
+@dataclass
+class _Planned:
+    """For one kind of batch; all None if it cannot be traced."""
+
+    plan: Plan | None = None
+    traced: Estimate | None = None  # until the plan is final
+    watch: Watch | None = None
 
 
 def _policy(effective: EffectiveConfig, compiled: bool) -> str:
@@ -301,4 +399,8 @@ class _BeforeCall(replay.Hook):
         # A shell that is traced has the hooks of its original. Where others watch
         # what is saved, or forbid it, this call is not ours to record.
         if self._executor.wraps(model) and _hook_stack.is_free():
-            self._executor.plan_for(Call(args, kwargs, source="your batch"))
+            try:
+                self._executor.begin_step(Call(args, kwargs, source="your batch"))
+            except PlanError:
+                self._executor.detach()  # nothing stays half attached
+                raise

@@ -101,10 +101,19 @@ def decide(
     config: Config,
     model: str,
     card: hardware.DeviceSpec | None = None,
+    *,
     margin: int = 0,
+    time_scale: float = 1.0,
 ) -> Plan:
-    """A plan from an estimate. ``margin``: bytes by which such were too low before."""
-    decision = _C.decide(_question(traced, config, model, card, margin))
+    """A plan from an estimate.
+
+    ``margin``: bytes by which predictions were too low before; ``time_scale``: so many
+    times as long as predicted did replaying take.
+    """
+    question = _question(traced, config, model, card)
+    question.margin = margin
+    question.time_scale = time_scale
+    decision = _C.decide(question)
     smallest = decision.smallest_budget
     if smallest is not None:
         assert config.budget is not None
@@ -169,7 +178,6 @@ def _question(
     config: Config,
     model: str,
     card: hardware.DeviceSpec | None,
-    margin: int = 0,
 ) -> Question:
     kind = traced.device.type
     if card is None and kind not in ("cpu", "sim"):
@@ -180,7 +188,6 @@ def _question(
     question.granularity = traced.granularity
     question.device_memory = _memory(traced.device, card)
     question.min_bytes = DEFAULT_MIN_BYTES
-    question.margin = margin
     question.model = model
     question.call = traced.call
     question.device = traced.target

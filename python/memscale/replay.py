@@ -76,6 +76,7 @@ class Stats:
     ops_replayed: int
     bytes_copied: int
     calls_unlike_keep_set: int
+    nanoseconds_replayed: int
     kept_because: dict[str, int]
 
     def __str__(self) -> str:

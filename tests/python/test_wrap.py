@@ -303,3 +303,18 @@ def test_a_plain_model_after_an_interrupt(monkeypatch: pytest.MonkeyPatch) -> No
     ours = run(steps(), other)
     memscale.detach(model)
     assert_same(run(steps(), twin), ours)
+
+
+def test_an_argument_that_counts_steps_does_not_plan_for_ever() -> None:
+    class Counting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(8, 8)
+
+        def forward(self, x: torch.Tensor, step: int) -> torch.Tensor:
+            return self.linear(x) * (step + 1)
+
+    model = memscale.wrap(Counting(), memscale.Config(enable_logging=False))
+    for step in range(20):
+        model(torch.randn(2, 8), step).sum().backward()
+    assert len(model._memscale_executor.plans) == 16

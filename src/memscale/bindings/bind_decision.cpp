@@ -98,6 +98,7 @@ void bind_questions(py::module_& m) {
       .def_readwrite("device_memory", &Question::device_memory)
       .def_readwrite("min_bytes", &Question::min_bytes)
       .def_readwrite("margin", &Question::margin)
+      .def_readwrite("time_scale", &Question::time_scale)
       .def_readwrite("disabled_rules", &Question::disabled_rules)
       .def_readwrite("model", &Question::model)
       .def_readwrite("call", &Question::call)

@@ -38,7 +38,8 @@ std::map<std::string, std::size_t> counts(ReplayStats& stats) {
           {"ops_recorded", stats.ops_recorded},
           {"ops_replayed", stats.ops_replayed},
           {"bytes_copied", stats.bytes_copied},
-          {"calls_unlike_keep_set", stats.calls_unlike_keep_set}};
+          {"calls_unlike_keep_set", stats.calls_unlike_keep_set},
+          {"nanoseconds_replayed", stats.nanoseconds_replayed}};
 }
 
 std::map<std::string, std::size_t> reasons(ReplayStats& stats) {

@@ -1,6 +1,7 @@
 #include "memscale/core/layer_choices.h"
 
 #include <algorithm>
+#include <cmath>
 #include <map>
 #include <memory>
 #include <optional>
@@ -107,9 +108,10 @@ Forecast forecast(const Question& question, std::vector<TapeRules> rules) {
   const auto after = times_by_layer(question.cost, step.trace);
   for (std::size_t i = 0; i < step.layers.size(); ++i) {
     const LayerReplay& layer = step.layers[i];
-    result.layers.push_back(
-        {layer.held_plain, layer.held, after[i] - before[i]});
-    result.nanoseconds += after[i] - before[i];
+    const std::int64_t time = std::llround(
+        static_cast<double>(after[i] - before[i]) * question.time_scale);
+    result.layers.push_back({layer.held_plain, layer.held, time});
+    result.nanoseconds += time;
   }
   return result;
 }

@@ -18,6 +18,9 @@ struct ReplayStats {
   std::atomic<std::size_t> ops_replayed{0};
   std::atomic<std::size_t> bytes_copied{0};  // before a write in place
   std::atomic<std::size_t> calls_unlike_keep_set{0};
+  // In which ops were called again, as the calling thread sees it: on devices
+  // that compute on their own, only the launching.
+  std::atomic<std::size_t> nanoseconds_replayed{0};
 
   void count_reason(const std::string& reason) {
     const std::lock_guard lock(mutex);
@@ -27,7 +30,8 @@ struct ReplayStats {
   void reset() {
     for (auto* count : {&saves_kept, &saves_dropped, &bytes_kept,
                         &bytes_dropped, &ops_recorded, &ops_replayed,
-                        &bytes_copied, &calls_unlike_keep_set}) {
+                        &bytes_copied, &calls_unlike_keep_set,
+                        &nanoseconds_replayed}) {
       *count = 0;
     }
     const std::lock_guard lock(mutex);

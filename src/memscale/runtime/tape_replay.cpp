@@ -9,6 +9,7 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <algorithm>
+#include <chrono>
 #include <optional>
 #include <utility>
 
@@ -72,8 +73,13 @@ class DefaultType final {
 StoragePtr Tape::materialise(StateId state) {
   const Locked lock(*this);
   if (states_[state].changed) return states_[state].changed;
-  if (at_once_ && !states_[state].held) run_all();
+  if (states_[state].held) return states_[state].held;
+  const auto start = std::chrono::steady_clock::now();
+  if (at_once_) run_all();
   ensure(state);
+  const std::chrono::nanoseconds time =
+      std::chrono::steady_clock::now() - start;
+  stats_->nanoseconds_replayed += static_cast<std::size_t>(time.count());
   return states_[state].held;
 }
 

@@ -1,0 +1,115 @@
+"""What was predicted beside what the first steps showed.
+
+::
+
+    for entry in model._memscale_executor.ledger:
+        print(entry)        # predicted and measured peak, predicted and measured time
+
+A step is what lies between two calls of the model: forward, backward, the optimizer's
+step. The first one is left out, as the optimizer makes its state in it.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import torch
+
+from memscale._C import MemoryTracker, Plan, format_bytes
+
+__all__ = ["PEAK_MARGIN", "TIME_MARGIN", "Entry", "Watch"]
+
+# A peak above the prediction by more than this share of it, or a slowdown above what
+# the mode allows by more than this share of a step, and a plan is made anew.
+PEAK_MARGIN = 0.03
+TIME_MARGIN = 0.05
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One step: predicted and measured. Time is None where a device computes alone."""
+
+    predicted_peak: int
+    measured_peak: int
+    predicted_slowdown: float
+    measured_slowdown: float | None
+
+    def __str__(self) -> str:
+        text = (
+            f"peak {format_bytes(self.measured_peak)} measured, "
+            f"{format_bytes(self.predicted_peak)} predicted"
+        )
+        if self.measured_slowdown is not None:
+            text += (
+                f"; {self.measured_slowdown:.1%} slower measured, "
+                f"{self.predicted_slowdown:.1%} predicted"
+            )
+        return text
+
+
+class Watch:
+    """Measures steps of one plan, until there are enough."""
+
+    def __init__(self, plan: Plan, resident: int, num_steps: int) -> None:
+        self.plan = plan
+        self.done = num_steps == 0
+        self.entries: list[Entry] = []
+        self._resident = resident  # what the plan takes to be there between steps
+        self._left = num_steps
+        self._is_first = True
+        self._tracker: MemoryTracker | None = None
+        self._start = 0
+        self._replayed = 0
+
+    def begin_step(self, device: torch.device, nanoseconds_replayed: int) -> None:
+        """The model is called. ``nanoseconds_replayed``: so far."""
+        self._tracker = MemoryTracker(device)
+        self._tracker.start()
+        self._start = time.perf_counter_ns()
+        self._replayed = nanoseconds_replayed
+
+    def cancel(self) -> None:
+        if self._tracker is not None:
+            self._tracker.stop()
+            self._tracker = None
+
+    def end_step(self, device: torch.device, nanoseconds_replayed: int) -> None:
+        """The next call is about to begin."""
+        tracker, self._tracker = self._tracker, None
+        if tracker is None:
+            return
+        tracker.stop()
+        if self._is_first:
+            self._is_first = False
+            return
+        self._left -= 1
+        self.done = self._left == 0
+        step = time.perf_counter_ns() - self._start
+        replayed = nanoseconds_replayed - self._replayed
+        slowdown = None
+        if device.type in ("cpu", "sim"):
+            slowdown = replayed / max(step - replayed, 1)
+        self.entries.append(
+            Entry(
+                self.plan.peak_bytes,
+                self._resident + tracker.peak - tracker.before,
+                self.plan.slowdown,
+                slowdown,
+            )
+        )
+
+    def margin(self) -> int:
+        """Bytes by which the prediction was too low; 0 within PEAK_MARGIN."""
+        measured = max(entry.measured_peak for entry in self.entries)
+        predicted = self.plan.peak_bytes
+        return measured - predicted if measured > predicted * (1 + PEAK_MARGIN) else 0
+
+    def time_scale(self, limit: float | None) -> float:
+        """How much longer than predicted replaying took, if above the limit; else 1."""
+        slowdowns = [e.measured_slowdown for e in self.entries]
+        known = [each for each in slowdowns if each is not None]
+        if limit is None or not known or not self.plan.slowdown:
+            return 1.0
+        least = min(known)  # whatever else the machine did, it took no less
+        return least / self.plan.slowdown if least > limit + TIME_MARGIN else 1.0
