@@ -118,6 +118,7 @@ bench: build $(VENV)/.test-libraries ## speed: figures, never assertions
 	@build/release/benchmarks/cpp/solver_benchmark
 	@$(VENV)/bin/python -m memscale.benchmarks predict
 	@$(VENV)/bin/python -m memscale.benchmarks recompute
+	@$(VENV)/bin/python -m memscale.benchmarks budget
 
 CPP_SOURCES = $(shell git ls-files '*.h' '*.cpp' '*.cu')
 

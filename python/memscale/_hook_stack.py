@@ -20,7 +20,7 @@ from torch._C import _autograd
 __all__ = ["is_free", "pop", "push", "step_aside", "stop_stepping_aside"]
 
 _ours = threading.local()
-_lock = threading.Lock()
+_lock = threading.RLock()  # a finalizer may come at any time
 _num_attached = 0
 _disable = torch.autograd.graph.disable_saved_tensors_hooks
 

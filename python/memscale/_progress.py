@@ -28,4 +28,5 @@ def progress(what: str) -> Iterator[None]:
         yield
     finally:
         timer.cancel()
+        timer.join()  # it may be starting just now
         status.stop()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -30,15 +30,16 @@ class Signatures(Generic[T]):
     def __init__(self) -> None:
         self._known: dict[_Kind, list[tuple[_Sizes, T]]] = {}
 
-    def find(self, call: Call) -> T | None:
-        kind, sizes = _read(call)
+    def find(self, call: Call, state: Hashable) -> T | None:
+        """``state``: of the model, which has to be equal."""
+        kind, sizes = _read(call, state)
         for known, value in self._known.get(kind, []):
             if all(size <= limit for size, limit in zip(sizes, known, strict=True)):
                 return value
         return None
 
-    def add(self, call: Call, value: T) -> None:
-        kind, sizes = _read(call)
+    def add(self, call: Call, state: Hashable, value: T) -> None:
+        kind, sizes = _read(call, state)
         self._known.setdefault(kind, []).append((sizes, value))
 
     def __len__(self) -> int:
@@ -50,9 +51,10 @@ class Signatures(Generic[T]):
                 yield value
 
 
-def _read(call: Call) -> tuple[_Kind, _Sizes]:
+def _read(call: Call, state: Hashable) -> tuple[_Kind, _Sizes]:
     leaves, spec = pytree.tree_flatten((call.args, call.kwargs))
     kind: list[Any] = [
+        state,
         str(spec),
         torch.is_autocast_enabled("cpu"),
         torch.is_autocast_enabled(_accelerator()),

@@ -27,34 +27,26 @@ class UseCache:
         self._num_calls = 0
         self._turned: list[Any] = []
 
-    @property
-    def is_on(self) -> bool:
-        """Whether the model would keep a cache."""
-        return any(True for _ in self._configs())
-
-    def turn_off(self) -> None:
+    @contextmanager
+    def off(self) -> Iterator[None]:
         with self._lock:
             self._num_calls += 1
             if self._num_calls == 1:
                 self._turned = list(self._configs())
                 for config in self._turned:
                     config.use_cache = False
+        try:
+            yield
+        finally:
+            self._restore()
 
-    def restore(self) -> None:
+    def _restore(self) -> None:
         with self._lock:
             self._num_calls -= 1
             if self._num_calls == 0:
                 for config in self._turned:
                     config.use_cache = True
                 self._turned = []
-
-    @contextmanager
-    def off(self) -> Iterator[None]:
-        self.turn_off()
-        try:
-            yield
-        finally:
-            self.restore()
 
     def _configs(self) -> Iterator[Any]:
         """Those that are on; a configuration that modules share comes once."""

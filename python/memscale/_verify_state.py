@@ -16,8 +16,9 @@ from memscale._verify_compare import difference, on_host
 
 __all__ = ["State", "random_states", "unchanged"]
 
-# What nn.Module keeps in itself. Hooks are nobody's state: a step does not add any.
-_OWN = frozenset(vars(nn.Module())) - {"training"}
+# What nn.Module keeps in itself. Hooks are nobody's state: a step does not add any; an
+# executor that detaches itself, because no plan fits, is gone.
+_OWN = (frozenset(vars(nn.Module())) - {"training"}) | {"_memscale_executor"}
 _REGISTERED = ("_parameters", "_buffers", "_modules")
 _CONTAINERS = (list, dict, set, deque, OrderedDict)
 

@@ -18,6 +18,7 @@ from memscale._C import ConfigError, PlanError
 from memscale.config import AsyncOffloadConfig, Config
 from memscale.executor import Executor
 from memscale.inputs import read_call
+from memscale.planning import load_plan
 from memscale.targets import check_model, find_model
 
 __all__ = ["detach", "optimize", "wrap"]
@@ -45,9 +46,10 @@ def wrap(
 ) -> T:
     """Make ``target`` train in less memory; returns the same object.
 
-    ``target``: a model, or a Trainer, whose model is wrapped. Its layers recompute in
-    backward what is cheap to compute (CONSERVATIVE, BALANCED) or all but their inputs
-    (AGGRESSIVE). Loss, gradients and random numbers are the same to the last bit.
+    ``target``: a model, or a Trainer, whose model is wrapped. A plan says for each layer
+    what it keeps for backward and what backward computes again: the smallest peak for
+    the time that ``config.mode`` may spend, or the fastest under ``config.budget``.
+    Loss, gradients and random numbers are the same to the last bit.
     ``sample_input``: a batch, as for ``memscale.estimate``, to plan with at once;
     without one the plan is made with the first batch, before it runs. A model that is
     wrapped already is wrapped anew. ``async_offload`` and ``async_config`` replace the
@@ -138,9 +140,14 @@ def _attach(
     check_model(model)
     _check_alone(model)
     call = None if sample_input is None else read_call(sample_input)
+    told = None
+    if config.plan is not None:
+        if not config.resolve().enable_checkpointing:
+            raise ConfigError("plan must not be given with enable_checkpointing=False")
+        told = load_plan(config.plan, model)
     if getattr(model, EXECUTOR, None) is not None:
-        detach(model)
-    executor = Executor(model, config, optimizer)
+        detach(model)  # from here on nothing that the caller said can be wrong
+    executor = Executor(model, config, optimizer, told)
     object.__setattr__(model, EXECUTOR, executor)
     _wrapped[id(model)] = model
     executor.on_detach(functools.partial(_forget, weakref.ref(model)))

@@ -4,6 +4,7 @@
 
     memscale estimate gpt2 --batch 4 --seq 512 --device "RTX 3090"
     memscale estimate my_package.my_module:make_model --json
+    memscale plan gpt2 --batch 8 --seq 512 --device "RTX 3090" --budget 6GiB
     memscale models
     memscale cards
 
@@ -20,13 +21,13 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 
 import memscale
-from memscale import hardware
+from memscale import _cli_plan, hardware
 from memscale._C import Fit, HardwareError, format_bytes
 from memscale._cli_models import DTYPES, Subject, UsageError, find_subject
 from memscale._optimizer_step import optimizer_names
@@ -76,12 +77,14 @@ def _one_line(error: Exception) -> str:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="memscale", description="How many bytes a training step needs."
+        prog="memscale",
+        description="How many bytes a training step needs, and how it needs fewer.",
     )
     version = f"memscale {memscale.__version__} (torch {torch.__version__})"
     parser.add_argument("--version", action="version", version=version)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_estimate(commands)
+    _add_plan(commands)
     models = commands.add_parser("models", help="list the models known by name")
     models.set_defaults(run=_list_models, debug=False)
     cards = commands.add_parser("cards", help="list the cards known by name")
@@ -95,6 +98,31 @@ def _add_estimate(commands: Any) -> None:
         help="predict the memory of a training step",
         description="Predict the memory of a training step, without running it.",
     )
+    _add_subject(parser)
+    add = parser.add_argument
+    add("--json", action="store_true", help="print JSON and nothing else")
+    add(
+        "--check-fits",
+        action="store_true",
+        help="exit with status 3 if it does not fit the device",
+    )
+    parser.set_defaults(run=_estimate)
+
+
+def _add_plan(commands: Any) -> None:
+    parser = commands.add_parser(
+        "plan",
+        help="decide what each layer keeps and what it recomputes",
+        description="Decide what each layer keeps and what it recomputes in backward, "
+        "without running it.",
+    )
+    _add_subject(parser)
+    _cli_plan.add_options(parser)
+    parser.set_defaults(run=_plan)
+
+
+def _add_subject(parser: argparse.ArgumentParser) -> None:
+    """A model, its batch, its optimizer and the device."""
     add = parser.add_argument
     add(
         "model",
@@ -129,14 +157,7 @@ def _add_estimate(commands: Any) -> None:
         help="change the configuration of a model known by name: n_layer=24",
     )
     add("--dtype", choices=DTYPES, help="of the parameters and the inputs")
-    add("--json", action="store_true", help="print JSON and nothing else")
-    add(
-        "--check-fits",
-        action="store_true",
-        help="exit with status 3 if it does not fit the device",
-    )
     add("--debug", action="store_true", help="show tracebacks")
-    parser.set_defaults(run=_estimate)
 
 
 def _positive(text: str) -> int:
@@ -167,24 +188,28 @@ def _assignment(text: str) -> tuple[str, Any]:
         return key, {"true": True, "false": False}.get(value.lower(), value)
 
 
-# ---- estimate ----
+# ---- estimate, plan ----
 
 
 def _estimate(options: argparse.Namespace) -> int:
-    # "loss_type was set": said of every model that is built from a configuration.
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     device = options.device or _default_device()
     # Before anything slow.
     spec = _card(device) if options.check_fits else None
-    with contextlib.redirect_stdout(sys.stderr):  # models may print
-        subject, estimate = _make(options, device)
+    with _quiet():
+        subject = find_subject(options)
+        estimate = memscale.estimate(
+            subject.model,
+            subject.sample,
+            options.optimizer,
+            loss_fn=subject.loss_fn,
+            device=device,
+            **_sizes(options),
+        )
     fit = None if spec is None else estimate.fits(spec)
     if options.json:
         print(_json(options, estimate, fit))
     else:
-        print(subject.title)
-        if options.device is None:
-            print(f"For {device}, what this machine has; --device chooses another.")
+        _print_title(options, subject, device)
         print(f"\n{estimate}")
     if fit is None or fit.fits:
         return 0
@@ -192,6 +217,41 @@ def _estimate(options: argparse.Namespace) -> int:
         excess = format_bytes(fit.needed - fit.capacity)
         print(f"\nDoes not fit {estimate.target}: {excess} too much.")
     return 3
+
+
+def _plan(options: argparse.Namespace) -> int:
+    _cli_plan.check_options(options)
+    device = options.device or _default_device()
+    with _quiet():
+        subject = find_subject(options)
+        plans = _cli_plan.make(options, subject, device=device, **_sizes(options))
+    if not options.json:
+        _print_title(options, subject, device)
+        print()
+    _cli_plan.show(options, plans)
+    return 0
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Models may print: only what was asked for goes to stdout."""
+    # "loss_type was set": said of every model that is built from a configuration.
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    with contextlib.redirect_stdout(sys.stderr):
+        yield
+
+
+def _print_title(options: argparse.Namespace, subject: Subject, device: str) -> None:
+    print(subject.title)
+    if options.device is None:
+        print(f"For {device}, what this machine has; --device chooses another.")
+
+
+def _sizes(options: argparse.Namespace) -> dict[str, Any]:
+    return {
+        "batch": options.batch or memscale.estimator.DEFAULT_BATCH,
+        "length": options.seq or memscale.estimator.DEFAULT_LENGTH,
+    }
 
 
 def _json(options: argparse.Namespace, estimate: Estimate, fit: Fit | None) -> str:
@@ -217,20 +277,6 @@ def _card(device: str) -> hardware.DeviceSpec:
     if accelerator is None or accelerator.type != kind:
         raise UsageError(f"--check-fits needs a card as --device, got {device!r}")
     return hardware.detect().devices[torch.device(device).index or 0]
-
-
-def _make(options: argparse.Namespace, device: str) -> tuple[Subject, Estimate]:
-    subject = find_subject(options)
-    estimate = memscale.estimate(
-        subject.model,
-        subject.sample,
-        options.optimizer,
-        loss_fn=subject.loss_fn,
-        device=device,
-        batch=options.batch or memscale.estimator.DEFAULT_BATCH,
-        length=options.seq or memscale.estimator.DEFAULT_LENGTH,
-    )
-    return subject, estimate
 
 
 # ---- lists ----

@@ -21,7 +21,7 @@ import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,7 +31,6 @@ from torch.compiler import is_compiling
 
 from memscale import _hook_stack, logs, replay
 from memscale._C import Error, InputError, Plan, PlanError
-from memscale._optimizer_step import OptimizerLike
 from memscale._progress import progress
 from memscale._shell import without_hooks_of_users
 from memscale._signature import Signatures
@@ -42,7 +41,7 @@ from memscale.inputs import Call
 from memscale.layers import find_layers
 from memscale.ledger import Entry, Watch
 from memscale.plan_text import plan_text, wrapped_text
-from memscale.planning import decide, load_plan
+from memscale.planning import decide
 from memscale.targets import check_model, innermost, is_compiled
 
 __all__ = ["Executor"]
@@ -79,7 +78,11 @@ class Executor:
     """Owns every handle. Made by ``wrap`` and ``optimize``."""
 
     def __init__(
-        self, model: nn.Module, config: Config, optimizer: OptimizerLike | None = None
+        self,
+        model: nn.Module,
+        config: Config,
+        optimizer: torch.optim.Optimizer | None = None,
+        told: Plan | None = None,
     ) -> None:
         self.config = config
         self.effective = config.resolve()
@@ -98,16 +101,20 @@ class Executor:
         self._said_compiled = self.compiled
         self._number = next(_numbers)
         _executors[self._number] = self
-        self._told = None if config.plan is None else load_plan(config.plan, model)
+        self._told = told
         self._policy = _policy(self.effective, self.compiled)
         self._layers = list(find_layers(model).modules)
         self._replay = replay.attach(model, self._policy, around=self._use_cache.off)
-        if self._told is not None:
-            self._follow(self._told)
-        handle = model.register_forward_pre_hook(
-            _BeforeCall(self), with_kwargs=True, prepend=True
-        )
-        self._on_detach += [handle.remove, self._replay.detach, self._cancel_watch]
+        try:
+            if told is not None:
+                self._follow(told)
+            handle = model.register_forward_pre_hook(
+                _BeforeCall(self), with_kwargs=True, prepend=True
+            )
+        except BaseException:
+            self._replay.detach()
+            raise
+        self._on_detach += [handle.remove, self._replay.detach]
 
     @property
     def _model(self) -> nn.Module:
@@ -137,6 +144,7 @@ class Executor:
 
     def paused(self) -> AbstractContextManager[None]:
         """Within it, the model runs as if it were not wrapped."""
+        self._void_step()
         return self._replay.paused()
 
     def __str__(self) -> str:
@@ -151,8 +159,11 @@ class Executor:
 
     def detach(self) -> None:
         """Take all of it back. Graphs that exist still can go backward."""
-        while self._on_detach:
-            self._on_detach.pop()()
+        self._void_step()
+        with ExitStack() as all_of_it:  # also if some of it fails
+            for work in self._on_detach:
+                all_of_it.callback(work)
+            self._on_detach.clear()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> None:
         return None  # a copy of the model is not wrapped
@@ -175,22 +186,28 @@ class Executor:
         if self._told is not None or self.compiled:
             return self._plan
         with _tracing:
-            planned = self._planned.find(call)
-            if planned is None and len(self._planned) == _MAX_KINDS:
-                return self._plan  # an argument that counts steps, say
-            if planned is None:
-                planned = self._make_plan(call, is_sample)
-                self._planned.add(call, planned)
-                if len(self._planned) == _MAX_KINDS:
-                    self.say(f"{_MAX_KINDS} kinds of batches: later ones get no plan")
-            if planned.plan is not None and planned.plan is not self._plan:
-                self._follow(planned.plan)
-        return planned.plan
+            return self._planned_for(call, is_sample).plan
 
-    def _follow(self, plan: Plan) -> None:
+    def _planned_for(self, call: Call, is_sample: bool = False) -> _Planned:
+        state = _state_of(self._model)
+        planned = self._planned.find(call, state)
+        if planned is None and len(self._planned) == _MAX_KINDS:
+            return _Planned(self._plan)  # an argument that counts steps, say
+        if planned is None:
+            planned = self._make_plan(call, is_sample)
+            self._planned.add(call, state, planned)
+            if len(self._planned) == _MAX_KINDS:
+                self.say(f"{_MAX_KINDS} kinds of batches: later ones get no plan")
+        if planned.plan is not self._plan:
+            self._follow(planned.plan)
+        return planned
+
+    def _follow(self, plan: Plan | None) -> None:
         self._plan = plan
         # By name: layers may have come and gone since the model was wrapped.
-        chosen = {layer.layer: layer.keep_set or layer.policy for layer in plan.layers}
+        chosen: dict[str, replay.Policy] = {}
+        if plan is not None:
+            chosen = {each.layer: each.keep_set or each.policy for each in plan.layers}
         self._replay.set_policies(
             [chosen.get(name, self._policy) for name in self._layers]
         )
@@ -199,15 +216,15 @@ class Executor:
 
     def begin_step(self, call: Call) -> None:
         """The model is about to be called for training."""
+        self._look_for_unlike_calls()
+        if self._told is not None or self.compiled:
+            return
         with _tracing:
             self._end_step()
-            if self.plan_for(call) is None or self._told is not None:
-                return
-            planned = self._planned.find(call)
-            if planned is None or planned.watch is None or planned.watch.done:
-                return
-            self._watch = planned.watch
-            self._watch.begin_step(*self._now())
+            watch = self._planned_for(call).watch
+            if watch is not None and not watch.done:
+                self._watch = watch
+                watch.begin_step(*self._now())
 
     def _end_step(self) -> None:
         watch, self._watch = self._watch, None
@@ -218,19 +235,22 @@ class Executor:
             return
         self.ledger += watch.entries
         self.say(f"measured: {watch.entries[-1]}")
+        self._plan_anew(watch)
+
+    def _look_for_unlike_calls(self) -> None:
         if not self._said_unlike and self.stats().calls_unlike_keep_set:
             self._said_unlike = True
             self.say(
-                "some layers ran other ops than were traced: from the first difference "
-                "on they keep what is expensive and recompute the rest",
+                "some layers ran other ops than the plan knows: from the first "
+                "difference on they keep what is expensive and recompute the rest",
                 logging.WARNING,
             )
-        self._plan_anew(watch)
 
-    def _cancel_watch(self) -> None:
-        if self._watch is not None:
-            self._watch.cancel()
-            self._watch = None
+    def _void_step(self) -> None:
+        """What is measured would not be a step of training."""
+        watch, self._watch = self._watch, None
+        if watch is not None:
+            watch.cancel()
 
     def _now(self) -> tuple[torch.device, int]:
         device = next((p.device for p in self._model.parameters()), None)
@@ -262,9 +282,9 @@ class Executor:
         check_model(model)  # it may have been sharded since it was wrapped
         compiled = [part for part, m in model.named_modules() if is_compiled(m)]
         if compiled:
-            self.say(
-                f"{name} runs without a prediction: {compiled[0] or name} is compiled, "
-                "and its graphs hold what the compiler chose"
+            self._say_no_plan(
+                f"{compiled[0] or name} is compiled, and its graphs hold what the "
+                "compiler chose"
             )
             return _Planned()
         try:
@@ -277,7 +297,7 @@ class Executor:
                 traced = estimate_call(
                     model,
                     call,
-                    self._optimizer or "adamw",
+                    self._optimizer or find_optimizer(model) or "adamw",
                     self.config,
                     None,
                     fallback=False,
@@ -286,7 +306,7 @@ class Executor:
         except PlanError:
             raise
         except Error as error:
-            self.say(f"{name} runs without a prediction: {error}", logging.WARNING)
+            self._say_no_plan(str(error))
             return _Planned()
         except Exception as error:
             if is_sample:
@@ -295,15 +315,24 @@ class Executor:
                     f"{name} rejects sample_input ({call}): "
                     f"{type(error).__name__}: {lines[0]}"
                 ) from error
-            _log.debug("not traced: %s", error)
+            # If the model rejects the batch, it will say so itself in a moment.
+            self._say_no_plan(f"{type(error).__name__} while tracing it: {error}")
             return _Planned()
         finally:
             # Tracing leaves cycles, of errors and their frames: they would keep the
             # model and this batch alive until the next collection.
             gc.collect()
         self.say(plan_text(plan))
+        if self.config.warmup_steps == 0:
+            return _Planned(plan)
         watch = Watch(plan, traced.timeline.resident, self.config.warmup_steps)
         return _Planned(plan, traced, watch)
+
+    def _say_no_plan(self, why: str) -> None:
+        text = f"{type(self._model).__name__} runs without a prediction: {why}"
+        if self.config.budget is not None:
+            text += "; whether it stays under the budget is not known"
+        self.say(text, logging.WARNING)
 
     def say(self, text: str, level: int = logging.INFO) -> None:
         if self.config.enable_logging:
@@ -344,6 +373,29 @@ class _Planned:
     plan: Plan | None = None
     traced: Estimate | None = None  # until the plan is final
     watch: Watch | None = None
+
+
+def _state_of(model: nn.Module) -> tuple[Any, ...]:
+    """What of a model makes its steps differ, beside the batch."""
+    first = next(model.parameters(), None)
+    where = None if first is None else (first.device, first.dtype)
+    trained = hash(tuple(p.requires_grad for p in model.parameters()))
+    return where, model.training, trained
+
+
+def find_optimizer(model: nn.Module) -> torch.optim.Optimizer | None:
+    """The optimizer that holds the model's parameters, if the program has made one."""
+    parameters = set(model.parameters())
+    for thing in gc.get_objects():
+        # By its type: proxies among the objects may do anything when they are asked.
+        if issubclass(type(thing), torch.optim.Optimizer) and any(
+            parameter in parameters
+            for group in thing.param_groups
+            for parameter in group["params"]
+        ):
+            found: torch.optim.Optimizer = thing
+            return found
+    return None
 
 
 def _policy(effective: EffectiveConfig, compiled: bool) -> str:
@@ -389,10 +441,14 @@ class _BeforeCall(replay.Hook):
     def __call__(
         self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
-        if not torch.is_grad_enabled():
-            return
         if is_compiling():
-            _say_compiled(self._number)
+            if torch.is_grad_enabled():
+                _say_compiled(self._number)
+            return
+        if not torch.is_grad_enabled():
+            self._executor._void_step()
+            return
+        if self._executor._replay.is_paused:
             return
         if torch._C._get_tracing_state() is not None:  # torch.jit.trace looks on
             return
@@ -401,6 +457,6 @@ class _BeforeCall(replay.Hook):
         if self._executor.wraps(model) and _hook_stack.is_free():
             try:
                 self._executor.begin_step(Call(args, kwargs, source="your batch"))
-            except PlanError:
+            except (PlanError, InputError):
                 self._executor.detach()  # nothing stays half attached
                 raise

@@ -5,8 +5,10 @@
     for entry in model._memscale_executor.ledger:
         print(entry)        # predicted and measured peak, predicted and measured time
 
-A step is what lies between two calls of the model: forward, backward, the optimizer's
-step. The first one is left out, as the optimizer makes its state in it.
+A step is what lies between two calls of the model in training: forward, backward, the
+optimizer's step. The first one is left out, as the optimizer makes its state in it, and
+so are steps with an evaluation in between. On the CPU, where a process has many other
+tensors, the measured peak is the predicted start of a step and what the step adds to it.
 """
 
 from __future__ import annotations
@@ -70,6 +72,7 @@ class Watch:
         self._replayed = nanoseconds_replayed
 
     def cancel(self) -> None:
+        """This step does not count."""
         if self._tracker is not None:
             self._tracker.stop()
             self._tracker = None
@@ -89,14 +92,12 @@ class Watch:
         replayed = nanoseconds_replayed - self._replayed
         slowdown = None
         if device.type in ("cpu", "sim"):
-            slowdown = replayed / max(step - replayed, 1)
+            slowdown = max(replayed, 0) / max(step - replayed, 1)
+        peak = tracker.peak
+        if device.type == "cpu":  # whose tensors are not all of this training
+            peak += self._resident - tracker.before
         self.entries.append(
-            Entry(
-                self.plan.peak_bytes,
-                self._resident + tracker.peak - tracker.before,
-                self.plan.slowdown,
-                slowdown,
-            )
+            Entry(self.plan.peak_bytes, peak, self.plan.slowdown, slowdown)
         )
 
     def margin(self) -> int:

@@ -151,10 +151,12 @@ class Replay:
         if not self._idle:
             if not _hook_stack.is_free() or not self._engine.enter():
                 return False
-            _hook_stack.push(self._hooks)
         around = self._around()
         around.__enter__()
+        # First of all, so that what Ctrl-C leaves can be found.
         _of_thread.call = (self, frame, around)
+        if not self._idle:
+            _hook_stack.push(self._hooks)
         return True
 
     def _leave(self, output: Any) -> None:
@@ -164,6 +166,10 @@ class Replay:
         if self._engine.is_entered:
             _hook_stack.pop(self._hooks)
             self._engine.leave(tensors_in(output))
+
+    @property
+    def is_paused(self) -> bool:
+        return self._paused > 0
 
     def set_policies(self, policies: list[Policy]) -> None:
         """Other policies, one for each layer, from the next call on."""
@@ -198,6 +204,10 @@ class Replay:
     def detach(self) -> None:
         """Remove the hooks. Graphs that exist still can go backward."""
         _end_interrupted_call()
+        call = getattr(_of_thread, "call", None)
+        if call is not None and call[0] is self:  # from inside of a call
+            self._calls().clear()
+            self._leave(None)
         for work in self._on_detach:
             work()
         self._on_detach.clear()

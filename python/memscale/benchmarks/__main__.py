@@ -19,6 +19,7 @@ from memscale.benchmarks import goals
 
 # Each is a module with ``run(quick: bool) -> goals.Report``.
 BENCHMARKS = {
+    "budget": "plans under a byte budget beside uniform checkpointing: bytes and time",
     "predict": "predicted against measured peaks, and what predicting costs",
     "recompute": "replay against plain training and checkpointing: bytes and time",
 }

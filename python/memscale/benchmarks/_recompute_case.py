@@ -11,7 +11,7 @@ import functools
 import gc
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -32,6 +32,7 @@ __all__ = [
     "VARIANTS",
     "Case",
     "checkpointed",
+    "difference",
     "measure_case",
     "order_of",
     "spread",
@@ -109,10 +110,14 @@ def _eager(model: nn.Module) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def checkpointed(model: nn.Module) -> Iterator[None]:
-    """``torch.utils.checkpoint``, not reentrant, around each block of ``model``."""
+def checkpointed(
+    model: nn.Module, names: Collection[str] | None = None
+) -> Iterator[None]:
+    """``torch.utils.checkpoint``, not reentrant, around blocks of ``model``: all, or
+    those of these names."""
     layers = find_layers(model)
-    blocks = [layers.modules[name] for name in layers.blocks]
+    chosen = layers.blocks if names is None else names
+    blocks = [layers.modules[name] for name in chosen]
     for block in blocks:
         block.forward = functools.partial(
             checkpoint, block.forward, use_reentrant=False
@@ -174,7 +179,7 @@ def _result(model: nn.Module, batch: Sample) -> dict[str, torch.Tensor]:
     return {"loss": loss, **gradients}
 
 
-def _difference(
+def difference(
     ours: Mapping[str, torch.Tensor], plain: Mapping[str, torch.Tensor]
 ) -> str:
     """The first thing that is not the same to the bit; empty if all is."""
@@ -245,7 +250,7 @@ def _checked(
     rows: dict[str, dict[str, Any]] = {}
     for name, attach in variants.items():
         with attach(model) as handle:
-            different = _difference(_result(model, batch), plain)
+            different = difference(_result(model, batch), plain)
             if different and name != "checkpoint":
                 raise RuntimeError(f"{case.label}, {name}: unlike eager: {different}")
             rows[name] = {

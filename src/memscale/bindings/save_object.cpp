@@ -56,8 +56,8 @@ PyObject* unpack(PyObject* /*self*/, PyObject* argument) {
   HANDLE_TH_ERRORS
   TORCH_CHECK_TYPE(Py_TYPE(argument) == save_type(),
                    "unpack takes a SavedTensor");
-  Replay::stop_watching();
   const SavedTensor& save = *reinterpret_cast<SaveObject*>(argument)->save;
+  Replay::stop_watching(save);
   if (save.kept().defined()) return THPVariable_Wrap(save.unpack());
   at::Tensor tensor;
   {

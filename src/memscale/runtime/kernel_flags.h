@@ -4,15 +4,17 @@
 
 namespace memscale {
 
-// The process's switches by which torch chooses between kernels that round
+// Switches of the process by which torch chooses between kernels that round
 // differently: a model may turn one for a part of its forward
 // (torch.backends.mkldnn.flags), and backward must replay under the same.
+// Precisions (TF32, matmul precision) are not among them.
 using KernelFlags = std::uint8_t;
 
 KernelFlags kernel_flags();
 
 // The flags are these while it lives. Like the user's own context managers, it
-// changes them for all threads.
+// changes them for all threads: two of them must not overlap in two threads, as
+// theirs must not.
 class KernelFlagsGuard final {
  public:
   explicit KernelFlagsGuard(KernelFlags flags);

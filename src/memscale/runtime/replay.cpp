@@ -19,6 +19,7 @@ namespace memscale {
 class Claims final {
  public:
   void add(const std::shared_ptr<Tape>& tape) {
+    last_forgotten_ = nullptr;
     for (Tape::Claim& claim : tape->close()) {
       claims_.emplace(
           claim.storage.get(),
@@ -57,8 +58,17 @@ class Claims final {
     return !claims_.empty();
   }
 
+  // This tape is being replayed; those of other calls and layers are not.
+  void forget(const Tape& tape) {
+    if (last_forgotten_ == &tape) return;
+    last_forgotten_ = &tape;
+    std::erase_if(claims_, [&](const auto& entry) {
+      const auto of = entry.second.tape.lock();
+      return of == nullptr || of.get() == &tape;
+    });
+  }
+
   bool empty() const { return claims_.empty(); }
-  void clear() { claims_.clear(); }
 
  private:
   struct Claimed {
@@ -76,6 +86,7 @@ class Claims final {
   }
 
   Map claims_;
+  const Tape* last_forgotten_ = nullptr;  // of many saves; only compared
 };
 
 // One call of a model, in one thread.
@@ -103,8 +114,8 @@ namespace {
 // Note [After the call]
 // What a call returned, was given, or read (parameters) may be changed in place
 // by its caller before backward; eager does not mind unless autograd saved it.
-// So the observer stays while such bytes are claimed, and until backward comes
-// to this thread; they are copied before a write as within the call.
+// So the observer stays while such bytes are claimed, each tape's until backward
+// asks for one of its saves; they are copied before a write as within the call.
 thread_local std::unique_ptr<Replay::Call> current_call;
 thread_local Claims claims;
 
@@ -183,8 +194,10 @@ void Replay::leave(const std::vector<at::Tensor>& outputs) {
   }
 }
 
-void Replay::stop_watching() {
-  if (current_call == nullptr) claims.clear();
+void Replay::stop_watching(const SavedTensor& save) {
+  if (current_call == nullptr && save.tape() != nullptr && !claims.empty()) {
+    claims.forget(*save.tape());
+  }
 }
 
 bool Replay::is_entered() const {

@@ -47,8 +47,8 @@ class Replay final : public std::enable_shared_from_this<Replay> {
   bool is_entered() const;
 
   std::shared_ptr<SavedTensor> pack(const at::Tensor& tensor);
-  // Backward has come to this thread. See Note [After the call].
-  static void stop_watching();
+  // Backward asks for this one in this thread. See Note [After the call].
+  static void stop_watching(const SavedTensor& save);
 
   ReplayStats& stats() { return *stats_; }
 

@@ -28,6 +28,7 @@ class SavedTensor final {
   void drop(std::shared_ptr<Tape> tape, Tape::StateId state);
 
   const at::Tensor& kept() const { return kept_; }  // undefined: dropped
+  const Tape* tape() const { return tape_.get(); }  // null: kept
 
   // The tensor. Throws torch's own error if it was changed since.
   at::Tensor unpack() const;
