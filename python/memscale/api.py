@@ -46,9 +46,10 @@ def wrap(
 ) -> T:
     """Make ``target`` train in less memory; returns the same object.
 
-    ``target``: a model, or a Trainer, whose model is wrapped. A plan says for each layer
-    what it keeps for backward and what backward computes again: the smallest peak for
-    the time that ``config.mode`` may spend, or the fastest under ``config.budget``.
+    ``target``: a model, or a Trainer, whose model is wrapped. A plan says for each
+    layer what it keeps for backward and what backward computes again: the smallest
+    peak for the time that ``config.mode`` may spend, or the fastest under
+    ``config.budget``.
     Loss, gradients and random numbers are the same to the last bit.
     ``sample_input``: a batch, as for ``memscale.estimate``, to plan with at once;
     without one the plan is made with the first batch, before it runs. A model that is
@@ -57,7 +58,12 @@ def wrap(
     """
     model = find_model(target)
     config = _effective(config, async_offload, async_config)
-    _attach(model, config, sample_input)
+    optimizer = getattr(target, "optimizer", None)  # a Trainer may have one already
+    if isinstance(target, nn.Module) or not isinstance(
+        optimizer, torch.optim.Optimizer
+    ):
+        optimizer = None
+    _attach(model, config, sample_input, optimizer)
     return target
 
 

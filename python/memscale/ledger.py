@@ -8,7 +8,7 @@
 A step is what lies between two calls of the model in training: forward, backward, the
 optimizer's step. The first one is left out, as the optimizer makes its state in it, and
 so are steps with an evaluation in between. On the CPU, where a process has many other
-tensors, the measured peak is the predicted start of a step and what the step adds to it.
+tensors, the measured peak is the predicted start of a step and what the step adds.
 """
 
 from __future__ import annotations

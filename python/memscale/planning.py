@@ -120,7 +120,8 @@ def decide(
         raise PlanError(
             f"budget must be at least {smallest} bytes ({format_bytes(smallest)}, at a "
             f"predicted slowdown of {decision.plan.slowdown:.0%}) for {model} with "
-            f"{traced.call}, got {config.budget} ({format_bytes(config.budget)})"
+            f"{traced.call} and {traced.optimizer}, "
+            f"got {config.budget} ({format_bytes(config.budget)})"
         )
     return decision.plan
 

@@ -148,9 +148,8 @@ class Replay:
     def _enter(self, frame: FrameType) -> bool:
         if self._paused or getattr(_of_thread, "call", None) is not None:
             return False
-        if not self._idle:
-            if not _hook_stack.is_free() or not self._engine.enter():
-                return False
+        if not self._idle and not (_hook_stack.is_free() and self._engine.enter()):
+            return False
         around = self._around()
         around.__enter__()
         # First of all, so that what Ctrl-C leaves can be found.

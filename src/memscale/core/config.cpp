@@ -102,11 +102,12 @@ const FieldTable<Config>& field_table() {
               "Trace the model with fake tensors, which allocates nothing."),
           field<&C::use_empirical_fallback>(
               "use_empirical_fallback", kAny,
-              "Where the static trace fails, record the first real steps and "
-              "plan from them."),
+              "Where the static trace fails, memscale.estimate records a real "
+              "step; wrap then goes without a prediction."),
           field<&C::warmup_steps>(
               "warmup_steps", kNotNegative,
-              "How many real steps the empirical fallback records."),
+              "How many steps after the first one are measured beside the "
+              "prediction."),
           field<&C::async_offload>(
               "async_offload", kAny,
               "Copy to and from the host on a side stream, while the device "

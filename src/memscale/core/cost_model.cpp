@@ -25,11 +25,25 @@ struct Slow {
   std::int64_t picoseconds;
 };
 constexpr std::array kSlow = {
-    Slow{"tanh", 2600},     Slow{"erf", 1400},     Slow{"exp", 900},
-    Slow{"log", 900},       Slow{"sin", 1300},     Slow{"cos", 1300},
-    Slow{"gelu", 1200},     Slow{"mish", 3900},    Slow{"softplus", 1500},
-    Slow{"_softmax", 1200}, Slow{"pow", 1500},     Slow{"bernoulli_", 6000},
-    Slow{"uniform_", 5000}, Slow{"normal_", 9000}, Slow{"native_dropout", 7000},
+    Slow{"tanh", 2600},
+    Slow{"erf", 1400},
+    Slow{"exp", 900},
+    Slow{"log", 900},
+    Slow{"sin", 1300},
+    Slow{"cos", 1300},
+    Slow{"gelu", 600},
+    Slow{"mish", 3900},
+    Slow{"softplus", 1500},
+    Slow{"_softmax", 700},
+    Slow{"pow", 1500},
+    Slow{"bernoulli_", 6000},
+    Slow{"max_pool2d_with_indices", 34000},
+    Slow{"avg_pool2d", 7300},
+    Slow{"native_batch_norm", 2000},
+    Slow{"native_layer_norm", 1000},
+    Slow{"uniform_", 5000},
+    Slow{"normal_", 9000},
+    Slow{"native_dropout", 7000},
 };
 
 std::string_view base_name(std::string_view name) {

@@ -114,8 +114,9 @@ namespace {
 // Note [After the call]
 // What a call returned, was given, or read (parameters) may be changed in place
 // by its caller before backward; eager does not mind unless autograd saved it.
-// So the observer stays while such bytes are claimed, each tape's until backward
-// asks for one of its saves; they are copied before a write as within the call.
+// So the observer stays while such bytes are claimed, each tape's until
+// backward asks for one of its saves; they are copied before a write as within
+// the call.
 thread_local std::unique_ptr<Replay::Call> current_call;
 thread_local Claims claims;
 

@@ -28,10 +28,10 @@ struct ReplayStats {
   }
 
   void reset() {
-    for (auto* count : {&saves_kept, &saves_dropped, &bytes_kept,
-                        &bytes_dropped, &ops_recorded, &ops_replayed,
-                        &bytes_copied, &calls_unlike_keep_set,
-                        &nanoseconds_replayed}) {
+    for (auto* count :
+         {&saves_kept, &saves_dropped, &bytes_kept, &bytes_dropped,
+          &ops_recorded, &ops_replayed, &bytes_copied, &calls_unlike_keep_set,
+          &nanoseconds_replayed}) {
       *count = 0;
     }
     const std::lock_guard lock(mutex);

@@ -65,7 +65,7 @@ class Chooser final {
     Problem problem = choices_.problem();
     problem.host_budget = Bytes();
     for (const SolveResult& result : pareto(problem, max_points)) {
-      all.push_back(forecast(result.plan));
+      all.push_back(forecast_of(result.plan));
     }
     std::ranges::stable_sort(all, is_smaller);
     std::vector<Forecast> best;
@@ -91,15 +91,11 @@ class Chooser final {
         continue;
       }
       last = std::move(result.plan);
-      found.push_back(forecast(last));
+      found.push_back(forecast_of(last));
     }
     return found;
   }
-  Forecast forecast(const Question& question,
-                    std::vector<TapeRules> rules) const {
-    return memscale::forecast(question, std::move(rules));
-  }
-  Forecast forecast(const Selection& selection) const {
+  Forecast forecast_of(const Selection& selection) const {
     return forecast(question_, choices_.rules(selection.choice));
   }
 

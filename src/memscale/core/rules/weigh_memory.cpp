@@ -16,10 +16,10 @@ bool weigh_memory(RuleContext& context) {
   const double pressure =
       static_cast<double>(context.plan().plain_peak.count()) /
       static_cast<double>(limit->count());
-  context.say(str("the plain step needs ", context.plan().plain_peak, " of ",
-                  *limit,
-                  question.config.budget ? " (budget)" : " (device memory)",
-                  ": pressure ", std::round(pressure * 100) / 100));
+  context.say(str(
+      "the plain step needs ", context.plan().plain_peak, " of ", *limit,
+      question.config.budget ? " (budget)" : " that may be used of the device",
+      ": pressure ", std::round(pressure * 100) / 100));
   return true;
 }
 
