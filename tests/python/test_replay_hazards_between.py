@@ -1,4 +1,4 @@
-"""Weights that change between two backwards: the second graph still needs the old ones."""
+"""Weights that change between two backwards: the second one needs the old ones."""
 
 from __future__ import annotations
 

@@ -1,0 +1,192 @@
+"""Predicted beside measured: the first steps, and plans that are made anew."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+from torch import nn
+
+import memscale
+from memscale import Config
+from memscale import executor as executors
+from memscale._C import Plan
+from memscale.ledger import Entry, Watch
+from replay_twins import Block
+
+WIDTH, ROWS = 128, 512
+
+
+def _model(device: torch.device | str = "cpu") -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(*(Block(WIDTH) for _ in range(4))).to(device)
+
+
+def _step(
+    model: nn.Module, optimizer: torch.optim.Optimizer, rows: int = ROWS
+) -> torch.Tensor:
+    device = next(model.parameters()).device
+    loss = model(torch.randn(rows, WIDTH, device=device)).square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss.detach()
+
+
+def _wrapped(device: torch.device | str = "cpu", **fields: object) -> nn.Module:
+    fields = {"force_optimize": True, "enable_logging": False, **fields}
+    return memscale.wrap(_model(device), Config(**fields))
+
+
+def _executor(model: nn.Module) -> memscale.Executor:
+    found: memscale.Executor = model._memscale_executor
+    return found
+
+
+@pytest.mark.parametrize("make", [torch.optim.SGD, torch.optim.AdamW])
+def test_measured_is_predicted(
+    make: type[torch.optim.Optimizer], sim: torch.device
+) -> None:
+    model = _wrapped(sim)
+    optimizer = make(model.parameters(), lr=0.01)
+    for _ in range(4):
+        _step(model, optimizer)
+    executor = _executor(model)
+    assert executor.plan is not None
+    assert executor.plan.optimizer == make.__name__  # found, not assumed
+    assert len(executor.ledger) == 2
+    for entry in executor.ledger:
+        error = entry.measured_peak - entry.predicted_peak
+        assert abs(error) <= entry.predicted_peak * 0.01
+        assert entry.measured_slowdown is not None
+
+
+def test_evaluation_in_between_does_not_count(sim: torch.device) -> None:
+    model = _wrapped(sim)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for _ in range(4):
+        _step(model, optimizer)
+        with torch.no_grad():
+            model(torch.randn(64 * ROWS, WIDTH, device=sim))
+    assert _executor(model).ledger == []
+
+
+def test_paused_steps_are_not_planned_nor_measured() -> None:
+    model = _wrapped(budget=1)  # too small for any plan
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with _executor(model).paused():
+        for _ in range(4):
+            _step(model, optimizer)
+    assert _executor(model).plans == []
+    assert _executor(model).ledger == []
+
+
+def test_no_step_is_watched_without_warmup_steps() -> None:
+    model = _wrapped(warmup_steps=0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for _ in range(4):
+        _step(model, optimizer)
+    assert _executor(model).ledger == []
+
+
+def test_what_trains_is_part_of_the_kind() -> None:
+    model = _wrapped()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    _step(model, optimizer)
+    model[0].requires_grad_(False)
+    _step(model, optimizer)
+    assert len(_executor(model).plans) == 2
+
+
+def test_a_peak_above_the_prediction_makes_a_plan_anew(
+    sim: torch.device, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Bytes that no trace can see, held by the model itself in every call."""
+
+    class Hoarder(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.Sequential(*(Block(WIDTH) for _ in range(4)))
+            self.hoard: list[torch.Tensor] = []
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            out: torch.Tensor = self.layers(x)
+            if not isinstance(x, torch._subclasses.FakeTensor):
+                self.hoard = [torch.empty(1 << 20, dtype=torch.uint8, device=sim)]
+            return out
+
+    torch.manual_seed(0)
+    model = Hoarder().to(sim)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    plain = memscale.pareto(model, torch.randn(ROWS, WIDTH, device=sim), "sgd")
+    budget = plain[-1].peak_bytes + (1 << 19)  # enough for all that is known
+    memscale.wrap(model, Config(budget=budget))
+    with caplog.at_level(logging.INFO, logger="memscale"):
+        for _ in range(6):
+            _step(model, optimizer)
+    assert "planned anew" in caplog.text
+    plan = _executor(model).plan
+    assert plan is not None
+    assert any(layer.recomputes for layer in plan.layers)
+    with memscale.memory.track(sim) as memory:
+        _step(model, optimizer)
+    assert memory.peak <= budget
+
+
+def _plan(peak: int = 1000) -> Plan:
+    made = memscale.plan(_model(), torch.randn(ROWS, WIDTH), "sgd")
+    text = made.to_json().replace(f'"peak":{made.peak_bytes},', f'"peak":{peak},', 1)
+    return Plan.from_json(text)
+
+
+def test_when_a_plan_is_made_anew() -> None:
+    watch = Watch(_plan(1000), 0, 2)
+    watch.entries = [Entry(1000, 1020, 0.1, 0.5), Entry(1000, 900, 0.1, 0.12)]
+    assert watch.margin() == 0  # within 3 %
+    assert watch.time_scale(0.25) == 1.0  # the faster step is within the limit
+    watch.entries = [Entry(1000, 1031, 0.1, None)]
+    assert watch.margin() == 31
+    assert watch.time_scale(0.25) == 1.0
+
+
+def test_a_budget_that_cannot_be_checked_is_said(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class ByValue(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(WIDTH, WIDTH)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.linear(x if x.sum().item() > 0 else -x)
+
+    model = memscale.wrap(ByValue(), Config(budget="1GiB"))
+    with caplog.at_level(logging.INFO, logger="memscale"):
+        model(torch.randn(2, WIDTH)).sum().backward()
+    assert "under the budget is not known" in caplog.text
+
+
+def test_find_optimizer() -> None:
+    model, other = _model(), _model()
+    assert executors.find_optimizer(model) is None
+    ours = torch.optim.SGD(model.parameters(), lr=0.1)
+    torch.optim.SGD(other.parameters(), lr=0.1)
+    assert executors.find_optimizer(model) is ours
+
+
+def test_a_failed_wrap_leaves_the_old_one() -> None:
+    model = _wrapped()
+    before = _executor(model)
+    with pytest.raises(memscale.PlanError):
+        memscale.wrap(model, Config(plan="{}"))
+    with pytest.raises(memscale.ConfigError, match="enable_checkpointing"):
+        memscale.wrap(model, Config(plan="{}", enable_checkpointing=False))
+    assert _executor(model) is before
+
+
+def test_verify_with_a_budget_that_is_too_small() -> None:
+    model = _wrapped(budget=1, verify_correctness=True)
+    with pytest.raises(memscale.VerifyError, match="budget must be at least"):
+        _step(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    assert not hasattr(model, "_memscale_executor")
