@@ -47,6 +47,7 @@ bool are_alike(const Trace& trace, const Run& a, const Run& b) {
 std::vector<Cut> thinned(std::vector<Cut> cuts) {
   if (cuts.size() <= kMaxOptions) return cuts;
   std::vector<Cut> some;
+  some.reserve(kMaxOptions);
   for (std::size_t i = 0; i < kMaxOptions; ++i) {
     some.push_back(std::move(cuts[i * (cuts.size() - 1) / (kMaxOptions - 1)]));
   }
@@ -151,6 +152,7 @@ void LayerChoices::find_choosers() {
       continue;
     }
     std::vector<std::int64_t> times;
+    times.reserve(run.ops.size());
     for (const OpId id : run.ops) {
       times.push_back(question_.cost.nanoseconds(trace, trace.at(id)));
     }

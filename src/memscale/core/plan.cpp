@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <ranges>
 #include <set>
 #include <sstream>
 
@@ -53,8 +54,8 @@ class Hash final {
   std::string hex() const {
     std::string text(16, '0');
     std::uint64_t rest = value_;
-    for (auto digit = text.rbegin(); digit != text.rend(); ++digit) {
-      *digit = "0123456789abcdef"[rest & 15U];
+    for (char& digit : std::views::reverse(text)) {
+      digit = "0123456789abcdef"[rest & 15U];
       rest >>= 4U;
     }
     return text;

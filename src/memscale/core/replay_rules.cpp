@@ -151,7 +151,7 @@ bool is_same_op(std::string_view a, std::string_view b) {
   // "aten::add_.Tensor" is "aten::add", then "_", then ".Tensor".
   if (a.size() < b.size()) std::swap(a, b);
   const std::size_t end = std::min(a.find('.'), a.size());
-  return end > 0 && a[end - 1] == '_' &&
+  return end > 1 && a[end - 1] == '_' &&
          a.substr(0, end - 1) == b.substr(0, end - 1) &&
          a.substr(end) == b.substr(std::min(end - 1, b.size()));
 }

@@ -49,7 +49,7 @@ TEST(Config, DefaultsAreTheOriginals) {
   EXPECT_TRUE(config.enable_logging);
   EXPECT_EQ(config.log_file.get(), std::nullopt);
   EXPECT_EQ(config.observability_port.get(), std::nullopt);
-  EXPECT_EQ(Config::fields().size(), 20u);
+  EXPECT_EQ(Config::fields().size(), 21u);
 }
 
 TEST(Config, TableIsComplete) {
