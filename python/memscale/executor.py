@@ -30,7 +30,7 @@ from torch import nn
 from torch.compiler import is_compiling
 
 from memscale import _hook_stack, logs, replay
-from memscale._C import Error, InputError, Plan, PlanError
+from memscale._C import Error, InputError, Plan, PlanError, TraceError
 from memscale._progress import progress
 from memscale._shell import without_hooks_of_users
 from memscale._signature import Signatures
@@ -302,6 +302,8 @@ class Executor:
                     None,
                     fallback=False,
                 )
+                if not traced.trace.saves_known:
+                    raise TraceError("what its backward needs was not to be seen")
                 plan = decide(traced, self.config, name)
         except PlanError:
             raise
@@ -393,7 +395,10 @@ def find_optimizer(model: nn.Module) -> torch.optim.Optimizer | None:
             for group in thing.param_groups
             for parameter in group["params"]
         ):
-            found: torch.optim.Optimizer = thing
+            # Some wrap another, accelerate's for one.
+            inner = getattr(thing, "optimizer", None)
+            found = inner if isinstance(inner, torch.optim.Optimizer) else thing
+            assert isinstance(found, torch.optim.Optimizer)
             return found
     return None
 

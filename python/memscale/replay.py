@@ -25,7 +25,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
 
@@ -76,7 +76,7 @@ class Stats:
     ops_replayed: int
     bytes_copied: int
     calls_unlike_keep_set: int
-    nanoseconds_replayed: int
+    nanoseconds_replayed: int = field(compare=False)  # a time, never twice the same
     kept_because: dict[str, int]
 
     def __str__(self) -> str:

@@ -105,6 +105,7 @@ std::vector<Plan> plan_frontier(const Question& question,
 
 std::vector<std::string> rule_names() {
   std::vector<std::string> names;
+  names.reserve(kRules.size());
   for (const Rule& rule : kRules) names.emplace_back(rule.name);
   return names;
 }

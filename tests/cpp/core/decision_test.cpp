@@ -237,7 +237,7 @@ TEST_F(DecisionTest, SaysHowMuchMoreThanTheDeviceHasIsNeeded) {
   // States pressure in hundredths.
   some.device_memory = 3 * plain.peak;
   EXPECT_TRUE(decide(some).plan.verdicts[0].text.ends_with(
-      "(device memory): pressure 0.33"));
+      "that may be used of the device: pressure 0.33"));
 }
 
 TEST_F(DecisionTest, WithoutKnownSavesAllIsKept) {
