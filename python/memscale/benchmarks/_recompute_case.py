@@ -129,10 +129,13 @@ def checkpointed(
             del block.forward
 
 
-def _replayed(policy: str) -> Attach:
+def _replayed(policy: str, only_blocks: bool = False) -> Attach:
+    """Under replay; ``only_blocks``: those that ``checkpointed`` takes, no others."""
+
     @contextlib.contextmanager
     def attach(model: nn.Module) -> Iterator[replay.Replay]:
-        handle = replay.attach(model, policy)
+        chosen = dict.fromkeys(find_layers(model).blocks, policy)
+        handle = replay.attach(model, chosen if only_blocks and chosen else policy)
         try:
             yield handle
         finally:
@@ -147,7 +150,7 @@ VARIANTS: dict[str, Attach] = {
     "keep": _replayed("keep"),
     "cheap": _replayed("cheap"),
     "checkpoint": checkpointed,
-    "block": _replayed("block"),
+    "block": _replayed("block", only_blocks=True),
 }
 _PEERS = ("eager", "checkpoint")
 
