@@ -224,12 +224,14 @@ class Executor:
             watch = self._planned_for(call).watch
             if watch is not None and not watch.done:
                 self._watch = watch
+                self._replay.time_ops(watch.op_times)
                 watch.begin_step(*self._now())
 
     def _end_step(self) -> None:
         watch, self._watch = self._watch, None
         if watch is None:
             return
+        self._replay.time_ops(None)
         watch.end_step(*self._now())
         if not watch.done:
             return
@@ -250,6 +252,7 @@ class Executor:
         """What is measured would not be a step of training."""
         watch, self._watch = self._watch, None
         if watch is not None:
+            self._replay.time_ops(None)
             watch.cancel()
 
     def _now(self) -> tuple[torch.device, int]:
@@ -261,13 +264,16 @@ class Executor:
         """Once, if what was measured breaks what was promised."""
         planned = next(p for p in self._planned.values() if p.watch is watch)
         traced, planned.traced = planned.traced, None
-        margin = watch.margin()
-        scale = watch.time_scale(self.effective.slowdown_limit)
-        if traced is None or (margin == 0 and scale == 1.0):
+        margin, is_slow = watch.margin(), watch.is_slow()
+        if traced is None or not (margin or is_slow):
             return
         try:
             plan = decide(
-                traced, self.config, watch.plan.model, margin=margin, time_scale=scale
+                traced,
+                self.config,
+                watch.plan.model,
+                margin=margin,
+                op_times=(watch.op_times, self._layers) if is_slow else None,
             )
         except PlanError as error:
             text = f"the first steps need more than predicted, and {error}"

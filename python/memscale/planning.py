@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 from memscale import _C, hardware
-from memscale._C import CostModel, Plan, PlanError, Question, format_bytes
+from memscale._C import CostModel, OpTimes, Plan, PlanError, Question, format_bytes
 from memscale._optimizer_step import OptimizerLike
 from memscale._use_cache import UseCache
 from memscale.config import Config
@@ -103,16 +103,15 @@ def decide(
     card: hardware.DeviceSpec | None = None,
     *,
     margin: int = 0,
-    time_scale: float = 1.0,
+    op_times: tuple[OpTimes, list[str]] | None = None,
 ) -> Plan:
     """A plan from an estimate.
 
-    ``margin``: bytes by which predictions were too low before; ``time_scale``: so many
-    times as long as predicted did replaying take.
+    ``margin``: bytes by which predictions were too low before; ``op_times``: how long
+    ops took in calls like this, by the model's layers, which have these names.
     """
-    question = _question(traced, config, model, card)
+    question = _question(traced, config, model, card, op_times)
     question.margin = margin
-    question.time_scale = time_scale
     decision = _C.decide(question)
     smallest = decision.smallest_budget
     if smallest is not None:
@@ -179,12 +178,17 @@ def _question(
     config: Config,
     model: str,
     card: hardware.DeviceSpec | None,
+    op_times: tuple[OpTimes, list[str]] | None = None,
 ) -> Question:
     kind = traced.device.type
     if card is None and kind not in ("cpu", "sim"):
         card = hardware.detect().devices[traced.device.index or 0]
     cost = CostModel.of_cpu() if card is None else CostModel.of(card)
-    question = Question(traced.trace, config, cost)
+    trace = traced.trace
+    if op_times is not None:
+        times, layers = op_times
+        trace = times.applied_to(trace, cost, layers)
+    question = Question(trace, config, cost)
     question.on_cpu = kind == "cpu"
     question.granularity = traced.granularity
     question.device_memory = _memory(traced.device, card)

@@ -13,6 +13,7 @@
 #include "memscale/bindings/bindings.h"
 #include "memscale/core/config.h"
 #include "memscale/core/decision.h"
+#include "memscale/core/op_times.h"
 #include "memscale/core/plan.h"
 
 namespace py = pybind11;
@@ -80,6 +81,16 @@ void bind_questions(py::module_& m) {
           },
           py::arg("trace"));
 
+  py::class_<OpTimes, std::shared_ptr<OpTimes>>(m, "OpTimes")
+      .def(py::init<>())
+      .def(
+          "applied_to",
+          [](const OpTimes& times, const Trace& trace, const CostModel& cost,
+             const std::vector<std::string>& layers) {
+            return times.applied_to(trace, cost, layers);
+          },
+          py::arg("trace"), py::arg("cost"), py::arg("layers"));
+
   py::class_<Question>(m, "Question")
       .def(py::init(
                [](const Trace& trace, const Config& config, CostModel cost) {
@@ -98,7 +109,6 @@ void bind_questions(py::module_& m) {
       .def_readwrite("device_memory", &Question::device_memory)
       .def_readwrite("min_bytes", &Question::min_bytes)
       .def_readwrite("margin", &Question::margin)
-      .def_readwrite("time_scale", &Question::time_scale)
       .def_readwrite("disabled_rules", &Question::disabled_rules)
       .def_readwrite("model", &Question::model)
       .def_readwrite("call", &Question::call)

@@ -29,8 +29,6 @@ struct Question {
   Bytes min_bytes;  // smaller storages are kept
   // Predictions were too low by so much, as the first steps showed.
   Bytes margin;
-  // So many times as long as predicted did calling ops again take.
-  double time_scale = 1;
   std::vector<std::string> disabled_rules;
   // Written into the plan.
   std::string model;
