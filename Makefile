@@ -116,6 +116,7 @@ bench: build $(VENV)/.test-libraries ## speed: figures, never assertions
 	@cmake --build --preset release -j $(JOBS) --target cpp_benchmarks
 	@build/release/benchmarks/cpp/allocator_benchmark
 	@build/release/benchmarks/cpp/solver_benchmark
+	@build/release/benchmarks/cpp/kernels_benchmark
 	@$(VENV)/bin/python -m memscale.benchmarks predict
 	@$(VENV)/bin/python -m memscale.benchmarks recompute
 	@$(VENV)/bin/python -m memscale.benchmarks budget

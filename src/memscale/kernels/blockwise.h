@@ -1,6 +1,5 @@
 #pragma once
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 
@@ -46,8 +45,8 @@ enum class Map { Signed, Unsigned };
 inline constexpr std::uint8_t kSignedZero = 127;  // the code of 0
 inline constexpr std::uint8_t kUnsignedZero = 0;
 
-// The values of a map, upwards. Static storage.
-const std::array<float, 256>& map_values(Map map);
+// The 256 values of a map, upwards. Static storage.
+const float* map_values(Map map);
 
 // Writes `count` codes and num_blocks(count) absmax. The unsigned map takes
 // negative elements as 0 (their magnitudes count in absmax).

@@ -1,6 +1,7 @@
 // The obvious version of every kernel, one element at a time: what the fast
 // ones are held to, bit for bit. Nothing here is meant to be quick.
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cmath>
 #include <limits>
@@ -32,9 +33,9 @@ std::array<float, 256> build_map(Map map) {
   return values;
 }
 
-std::uint8_t nearest(const std::array<float, 256>& values, float x) {
+std::uint8_t nearest(const float* values, float x) {
   std::size_t best = 0;
-  for (std::size_t i = 1; i < values.size(); ++i) {
+  for (std::size_t i = 1; i < 256; ++i) {
     // In double the distances of two floats of such magnitudes are exact
     // wherever they are nearly equal.
     const double distance = std::abs(double{values[i]} - x);
@@ -48,7 +49,7 @@ std::uint8_t nearest(const std::array<float, 256>& values, float x) {
 template <Map map>
 void quantise(const float* values, std::size_t count, std::uint8_t* codes,
               float* absmax) {
-  const std::array<float, 256>& table = map_values(map);
+  const float* table = map_values(map);
   for (std::size_t begin = 0; begin < count; begin += kBlock) {
     const std::size_t end = std::min(begin + kBlock, count);
     float largest = 0;
@@ -123,10 +124,7 @@ void store(float value, Fp16& place) {
   place.bits = static_cast<std::uint16_t>(sign | bits);
 }
 
-// Note [stochastic rounding]: a hash of (seed, element) gives 16 bits; they are
-// added below the 16 bits that stay, and the sum is cut. So a value goes up
-// with a probability equal to its distance from below. The hash is of 64 bits
-// for each block's key and of 32 for each element, which vectorises.
+// See Note [stochastic rounding] in element.h.
 std::uint32_t block_key(std::uint64_t seed, std::uint64_t block) {
   std::uint64_t x = seed + (block + 1) * 0x9E3779B97F4A7C15ULL;
   x = (x ^ x >> 30U) * 0xBF58476D1CE4E5B9ULL;
@@ -205,10 +203,10 @@ bool unscale(G* grads, std::size_t count, float multiplier) {
 
 }  // namespace
 
-const std::array<float, 256>& map_values(Map map) {
+const float* map_values(Map map) {
   static const std::array<float, 256> signed_map = build_map(Map::Signed);
   static const std::array<float, 256> unsigned_map = build_map(Map::Unsigned);
-  return map == Map::Signed ? signed_map : unsigned_map;
+  return map == Map::Signed ? signed_map.data() : unsigned_map.data();
 }
 
 const KernelTable& reference_kernels() {
