@@ -22,6 +22,19 @@ function(memscale_cpu_levels target source)
     target_include_directories(${object} PRIVATE ${PROJECT_SOURCE_DIR}/src)
     target_link_libraries(${object} PRIVATE memscale::warnings)
     target_compile_definitions(${object} PRIVATE MEMSCALE_CPU_LEVEL=${level})
+    # Tables inside vector registers need permutations of floats: from AVX2 on,
+    # as GCC spells them.
+    set(loops scalars)
+    if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND level MATCHES "v3|v4")
+      set(loops vectors)
+      set(lanes 8)
+      if(level STREQUAL "v4")
+        set(lanes 16)
+      endif()
+      target_compile_definitions(${object} PRIVATE MEMSCALE_LANES=${lanes})
+    endif()
+    target_compile_definitions(${object} PRIVATE
+      MEMSCALE_CODEC_LOOPS="memscale/kernels/cpu/codec_${loops}.h")
     # Nothing here changes a result: no fused multiply-adds, and neither errno
     # nor floating-point traps, which stand in the vectorizer's way.
     target_compile_options(${object} PRIVATE -O3 -ffp-contract=off

@@ -11,14 +11,15 @@
 // The maps, by formula. Decade e has n = 2^e values, the middles of n equal
 // parts of [0.1, 1] times a power of ten:
 //
-//   (2n + 18j + 9) / (20 n 10^(E - e)),  j = 0 .. n - 1
+//   (2n + 18j + 9) * (1 / (20 n 10^(E - e))),  j = 0 .. n - 1
 //
 // - signed: E = 6, e = 0 .. 6, both signs; with 0 and 1 that is 256 values.
 // - unsigned: E = 7, e = 1 .. 7; with 0 and 1 that is 256 values.
 //
-// Each is rounded once to float. Codes count the values upwards: 0 is code 127
-// of the signed map and code 0 of the unsigned. bitsandbytes builds the same
-// maps in float steps; its values are these within 2 units in the last place.
+// The second factor and the product are each rounded to float. Codes count the
+// values upwards: 0 is code 127 of the signed map and code 0 of the unsigned.
+// bitsandbytes builds the same maps in other float steps: its values are these
+// within 3 units in the last place.
 //
 // Note [blocks]: a block is 256 elements from the start of a tensor; the last
 // may be shorter. Callers that split the work split at multiples of kBlock, and

@@ -32,6 +32,13 @@ struct Codec {
   std::uint8_t codes[kNumBuckets];
 };
 
+// 1 / (20 n 10^(E - e)) of blockwise.h, for n = 2^e.
+consteval float decade_part(Map map, unsigned n) {
+  double divisor = 20.0 * n;
+  for (; n < (map == Map::Signed ? 64U : 128U); n *= 2) divisor *= 10;
+  return static_cast<float>(1 / divisor);
+}
+
 // Value number k of the map's magnitudes, k = 0 being 0. The unsigned map is
 // the signed one with a bit more for each decade and without its first.
 consteval float magnitude(Map map, unsigned k) {
@@ -40,9 +47,7 @@ consteval float magnitude(Map map, unsigned k) {
   if (k == (is_signed ? 128 : 255)) return 1;
   const unsigned place = is_signed ? k : k + 1;  // n + j
   const unsigned n = std::bit_floor(place);
-  double divisor = 20.0 * n;
-  for (unsigned i = n; i < (is_signed ? 64U : 128U); i *= 2) divisor *= 10;
-  return static_cast<float>((2.0 * n + 18.0 * (place - n) + 9.0) / divisor);
+  return static_cast<float>(18 * place - 16 * n + 9) * decade_part(map, n);
 }
 
 consteval Codec make_codec(Map map) {

@@ -20,9 +20,10 @@ std::array<float, 256> build_map(Map map) {
   std::size_t size = 0;
   for (int e = is_signed ? 0 : 1; e <= last; ++e) {
     const int n = 1 << e;
-    const double divisor = 20 * n * std::pow(10.0, last - e);
+    const auto part =
+        static_cast<float>(1 / (20 * n * std::pow(10.0, last - e)));
     for (int j = 0; j < n; ++j) {
-      const auto value = static_cast<float>((2 * n + 18 * j + 9) / divisor);
+      const float value = float(2 * n + 18 * j + 9) * part;
       values[size++] = value;
       if (is_signed) values[size++] = -value;
     }

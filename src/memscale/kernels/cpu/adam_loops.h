@@ -53,15 +53,13 @@ inline void adam8_block(const AdamStep& step, P* __restrict params,
   const AdamStep s = step;
   alignas(64) float wide_m[kBlock];
   alignas(64) float wide_v[kBlock];
-  look_up(kSignedCodec, m, size, wide_m);
-  look_up(kUnsignedCodec, v, size, wide_v);
-  const float m_scale = *m_absmax;
-  const float v_scale = *v_absmax;
+  decode<Map::Signed>(m, *m_absmax, size, wide_m);
+  decode<Map::Unsigned>(v, *v_absmax, size, wide_v);
   std::uint32_t m_largest = 0;
   std::uint32_t v_largest = 0;
   for (std::size_t i = 0; i < size; ++i) {
-    float m_new = wide_m[i] * m_scale;
-    float v_new = wide_v[i] * v_scale;
+    float m_new = wide_m[i];
+    float v_new = wide_v[i];
     const float param =
         update(s, load(params[i]), load(grads[i]), m_new, v_new);
     wide_m[i] = m_new;
@@ -72,12 +70,9 @@ inline void adam8_block(const AdamStep& step, P* __restrict params,
     v_largest = v_bits > v_largest ? v_bits : v_largest;
     write(param, params[i], i);
   }
-  const BlockScale new_m = block_scale(m_largest);
-  const BlockScale new_v = block_scale(v_largest);
-  *m_absmax = new_m.absmax;
-  *v_absmax = new_v.absmax;
-  encode<Map::Signed>(wide_m, new_m.inverse, size, m);
-  encode<Map::Unsigned>(wide_v, new_v.inverse, size, v);
+  encode_block<Map::Signed>(wide_m, block_scale(m_largest), size, m, m_absmax);
+  encode_block<Map::Unsigned>(wide_v, block_scale(v_largest), size, v,
+                              v_absmax);
 }
 
 // Calls body(begin, size, write) for each block of a range. A whole block's
