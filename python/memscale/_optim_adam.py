@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._compile import _disable_dynamo
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from memscale import _bitsandbytes
@@ -69,7 +70,7 @@ class EightBit(torch.optim.Adam):
     bound it before ``to_8bit`` changed the object's class keep working.
     """
 
-    _bits_of: dict[Tensor, int]
+    _bits_of: dict[Tensor, int]  # of single parameters: set_bits
 
     def _construct(self, options: dict[str, Any], *args: Any, **kwargs: Any) -> None:
         self._bits_of = {}
@@ -117,11 +118,12 @@ class EightBit(torch.optim.Adam):
         small = p.numel() < group["min_8bit_size"]
         return overrides.get(p, 32 if small else group["bits"])
 
-    @torch._disable_dynamo
+    @_disable_dynamo
     def _init_group(  # type: ignore[no-untyped-def]
         self, group, params_with_grad, grads, *lists
     ) -> bool:
-        ours, theirs = [], []
+        ours: list[Tensor] = []
+        theirs: list[Tensor] = []
         for p in group["params"]:
             if p.grad is None:
                 continue
@@ -143,9 +145,7 @@ class EightBit(torch.optim.Adam):
         for p in params:
             state = self.state[p]
             if not state:
-                state.update(
-                    states.new_state(p, self._bits(p, group, self._bits_of))
-                )
+                state.update(states.new_state(p, self._bits(p, group, self._bits_of)))
             kind = "8" if states.is_8bit(state) else "32"
             if kind == "8" and _bitsandbytes.serves(p, group):
                 kind = "bitsandbytes"
@@ -204,7 +204,7 @@ class EightBit(torch.optim.Adam):
                 place.setdefault(p, len(place))
         return [place[p] for p in params]
 
-    @torch._disable_dynamo
+    @_disable_dynamo
     @torch.no_grad()
     def state_dict(self) -> dict[str, Any]:
         """In torch's format, a snapshot on the host; torch's Adam can load it.
@@ -229,7 +229,7 @@ class EightBit(torch.optim.Adam):
             }
         return packed
 
-    @torch._disable_dynamo
+    @_disable_dynamo
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """A state_dict of ours or of torch's Adam. ``step`` stays on the CPU."""

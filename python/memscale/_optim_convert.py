@@ -94,9 +94,7 @@ def from_8bit(optimizer: torch.optim.Optimizer) -> None:
     Class, attributes, options and state layout are those of one never converted. The
     moments are what 8 bits kept of them: within half a step between two codes.
     """
-    old_class = next(
-        (old for old, new in _classes() if type(optimizer) is new), None
-    )
+    old_class = next((old for old, new in _classes() if type(optimizer) is new), None)
     if old_class is None:
         raise InputError(
             "optimizer must be an Adam8bit or AdamW8bit, "
@@ -137,7 +135,7 @@ def _torch_state(p: Tensor, group: Group, state: states.State) -> states.State:
     on_device = group["capturable"] or group["fused"]
     result["step"] = state["step"].to(
         device=p.device if on_device else torch.device("cpu"),
-        dtype=_get_scalar_dtype(is_fused=group["fused"]),
+        dtype=_get_scalar_dtype(is_fused=group["fused"]),  # type: ignore[no-untyped-call]
     )
     return result
 

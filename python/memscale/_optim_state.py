@@ -241,9 +241,7 @@ def _encode(values: Tensor, absmax: Tensor, is_signed: bool) -> Tensor:
     return codes
 
 
-def _dequantise(
-    codes: Tensor, absmax: Tensor, is_signed: bool, values: Tensor
-) -> None:
+def _dequantise(codes: Tensor, absmax: Tensor, is_signed: bool, values: Tensor) -> None:
     for part, blocks in _pieces(values):
         piece = values[part]
         floats = piece if piece.dtype == torch.float32 else piece.float()

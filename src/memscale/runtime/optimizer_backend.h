@@ -47,7 +47,7 @@ const OptimizerBackend& cpu_backend();
 // however large the tensors.
 const OptimizerBackend& generic_backend();
 inline constexpr int64_t kPiece = 1 << 18;          // elements
-inline constexpr int64_t kGenericBytes = 16 << 20;  // with stochastic rounding
+inline constexpr int64_t kGenericBytes = 8 << 20;
 
 // Codes of values that were dequantised with `absmax`: the codes they had then,
 // exactly (see docs/optimizer.md). Operators of torch, on any device.
