@@ -106,7 +106,8 @@ def from_8bit(optimizer: torch.optim.Optimizer) -> None:
 
     def keep(p: Tensor) -> Any:
         state = optimizer.state[p]
-        if not states.is_8bit(state):
+        # Floats of 16 bits do not give the bytes back.
+        if not states.is_8bit(state) or p.dtype != torch.float32:
             return state
         return {name: state[f"{name}_absmax"] for name, _ in states.MOMENTS}
 
@@ -163,8 +164,9 @@ def _convert_all(
     held in both forms. To 8 bits the largest goes first: it needs most, and what it
     leaves is enough for each that follows, so that memory can only run out while
     nothing has been done. Should anything else fail later, or memory run out on the
-    way back to 32 bits, what was done is undone: from 8 bits to the very bytes it was
-    before; to 8 bits as what 8 bits kept.
+    way back to floats, what was done is undone: back to the very bytes, from absmax or
+    (16-bit parameters) from the bytes themselves, held until the end; but floats that
+    were 8 bits for a moment come back as what those kept.
     """
     todo = sorted(
         _with_state(optimizer),
