@@ -26,7 +26,7 @@ CXX_FILES := $(shell find src cmake -type f) CMakeLists.txt CMakePresets.json py
 PY_FOLDERS := $(shell find python -type d -not -name __pycache__)
 
 .PHONY: help demo setup build test test-cpp test-core test-sanitizers test-python \
-  test-full fuzz bench format lint clean
+  test-full test-cuda fuzz bench format lint clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 18
@@ -97,6 +97,13 @@ test-python: build
 test-full: test ## the long versions too
 	@$(call say,long tests)
 	@$(VENV)/bin/python -m pytest -m full
+
+test-cuda: $(VENV)/.ready ## compile the CUDA kernels (their bodies are tested on the host, by test-core)
+	@$(call say,CUDA kernels: compiled only)
+	@if command -v nvcc >/dev/null; then \
+	  cmake --preset cuda-compile >/dev/null && \
+	  cmake --build --preset cuda-compile -j $(JOBS); \
+	else echo "not compiled: no nvcc in PATH"; fi
 
 FUZZ_SECONDS ?= 60
 
