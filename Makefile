@@ -128,7 +128,7 @@ bench: build $(VENV)/.test-libraries ## speed: figures, never assertions
 	@$(VENV)/bin/python -m memscale.benchmarks recompute
 	@$(VENV)/bin/python -m memscale.benchmarks budget
 
-CPP_SOURCES = $(shell git ls-files '*.h' '*.cpp' '*.cu')
+CPP_SOURCES = $(shell git ls-files '*.h' '*.cpp' '*.cu' '*.cuh')
 
 format: $(VENV)/.ready ## rewrite sources in the house format
 	@clang-format -i $(CPP_SOURCES)
