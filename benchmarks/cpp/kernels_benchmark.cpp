@@ -3,6 +3,8 @@
 // CPU can run. `ns_per` is nanoseconds for one element.
 #include <benchmark/benchmark.h>
 
+#include <bit>
+#include <new>
 #include <random>
 #include <string>
 #include <vector>
@@ -15,24 +17,40 @@ namespace {
 constexpr std::int64_t kInCache = 16 << 10;
 constexpr std::int64_t kOutOfCache = 100'000'000;
 
-std::vector<float> normal_values(std::size_t count) {
+// As torch allocates: a cache line's alignment matters out of cache.
+template <typename T>
+struct Aligned {
+  using value_type = T;
+  T* allocate(std::size_t count) {
+    return static_cast<T*>(
+        ::operator new(count * sizeof(T), std::align_val_t{64}));
+  }
+  void deallocate(T* place, std::size_t) {
+    ::operator delete(place, std::align_val_t{64});
+  }
+  bool operator==(const Aligned&) const = default;
+};
+template <typename T>
+using Vector = std::vector<T, Aligned<T>>;
+
+Vector<float> normal_values(std::size_t count) {
   // A period is enough: what the loops cost does not depend on the values, but
   // that all maps' decades occur.
   std::mt19937 random(1);
   std::normal_distribution<float> normal;
-  std::vector<float> period(10'007);
+  Vector<float> period(10'007);
   for (float& x : period) x = normal(random);
-  std::vector<float> values(count);
+  Vector<float> values(count);
   for (std::size_t i = 0; i < count; ++i) values[i] = period[i % 10'007];
   return values;
 }
 
 template <typename T>
-std::vector<T> of_type(const std::vector<float>& values) {
+Vector<T> of_type(const Vector<float>& values) {
   if constexpr (std::is_same_v<T, float>) {
     return values;
   } else {
-    std::vector<T> result(values.size());
+    Vector<T> result(values.size());
     for (std::size_t i = 0; i < values.size(); ++i) {
       // Bf16: cut. Fp16: some number of about that size.
       result[i].bits = static_cast<std::uint16_t>(
@@ -52,12 +70,12 @@ void report(benchmark::State& state, std::int64_t count) {
 template <typename P>
 void adam8(benchmark::State& state, Adam8<P>* kernel, bool stochastic) {
   const auto count = static_cast<std::size_t>(state.range(0));
-  std::vector<P> params = of_type<P>(normal_values(count));
-  const std::vector<P> grads = params;
-  std::vector<std::uint8_t> m(count, kSignedZero);
-  std::vector<std::uint8_t> v(count);
-  std::vector<float> m_absmax(num_blocks(count));
-  std::vector<float> v_absmax(num_blocks(count));
+  Vector<P> params = of_type<P>(normal_values(count));
+  const Vector<P> grads = params;
+  Vector<std::uint8_t> m(count, kSignedZero);
+  Vector<std::uint8_t> v(count);
+  Vector<float> m_absmax(num_blocks(count));
+  Vector<float> v_absmax(num_blocks(count));
   const State8 moments{m.data(), v.data(), m_absmax.data(), v_absmax.data()};
   std::int64_t number = 0;
   for (auto _ : state) {
@@ -71,10 +89,10 @@ void adam8(benchmark::State& state, Adam8<P>* kernel, bool stochastic) {
 template <typename P, typename S>
 void adam(benchmark::State& state, Adam<P, S>* kernel) {
   const auto count = static_cast<std::size_t>(state.range(0));
-  std::vector<P> params = of_type<P>(normal_values(count));
-  const std::vector<P> grads = params;
-  std::vector<S> m(count);
-  std::vector<S> v(count);
+  Vector<P> params = of_type<P>(normal_values(count));
+  const Vector<P> grads = params;
+  Vector<S> m(count);
+  Vector<S> v(count);
   std::int64_t number = 0;
   for (auto _ : state) {
     kernel(adam_step({}, ++number), params.data(), grads.data(),
@@ -85,9 +103,9 @@ void adam(benchmark::State& state, Adam<P, S>* kernel) {
 
 void quantise(benchmark::State& state, Quantise* kernel) {
   const auto count = static_cast<std::size_t>(state.range(0));
-  const std::vector<float> values = normal_values(count);
-  std::vector<std::uint8_t> codes(count);
-  std::vector<float> absmax(num_blocks(count));
+  const Vector<float> values = normal_values(count);
+  Vector<std::uint8_t> codes(count);
+  Vector<float> absmax(num_blocks(count));
   for (auto _ : state) {
     kernel(values.data(), count, codes.data(), absmax.data());
   }
@@ -96,12 +114,12 @@ void quantise(benchmark::State& state, Quantise* kernel) {
 
 void dequantise(benchmark::State& state, Dequantise* kernel) {
   const auto count = static_cast<std::size_t>(state.range(0));
-  std::vector<std::uint8_t> codes(count);
+  Vector<std::uint8_t> codes(count);
   for (std::size_t i = 0; i < count; ++i) {
     codes[i] = static_cast<std::uint8_t>(i * 37);
   }
-  const std::vector<float> absmax(num_blocks(count), 1.0F);
-  std::vector<float> values(count);
+  const Vector<float> absmax(num_blocks(count), 1.0F);
+  Vector<float> values(count);
   for (auto _ : state) {
     kernel(codes.data(), absmax.data(), count, values.data());
   }
@@ -111,7 +129,7 @@ void dequantise(benchmark::State& state, Dequantise* kernel) {
 template <typename G>
 void unscale(benchmark::State& state, Unscale<G>* kernel) {
   const auto count = static_cast<std::size_t>(state.range(0));
-  std::vector<G> grads = of_type<G>(normal_values(count));
+  Vector<G> grads = of_type<G>(normal_values(count));
   for (auto _ : state) {
     benchmark::DoNotOptimize(kernel(grads.data(), count, 1.0F));
   }

@@ -18,6 +18,7 @@ namespace {
 
 constexpr std::uint32_t kInfinityBits = 0x7F800000U;
 constexpr std::uint32_t kNanBits = 0x7FC00000U;
+constexpr std::uint32_t kHalfBits = 0x3F000000U;
 constexpr std::uint32_t kSmallestNormalBits = 0x00800000U;
 
 MEMSCALE_DEVICE inline std::uint32_t bits_of(float x) {
@@ -63,14 +64,35 @@ MEMSCALE_DEVICE inline void store(float value, Fp16& place) {
   const std::uint32_t normal =
       (magnitude - (112U << 23U) + 0xFFFU + (magnitude >> 13U & 1U)) >> 13U;
   // Denormal ones: 0.5 has its last bit where theirs is, so the addition
-  // rounds.
-  const std::uint32_t denormal =
-      bits_of(float_of(magnitude) + 0.5F) - bits_of(0.5F);
+  // rounds. Not of large numbers, whose sums mean nothing.
+  const std::uint32_t small =
+      magnitude < 0x38800000U ? magnitude : 0;  // below 2^-14
+  const std::uint32_t denormal = bits_of(float_of(small) + 0.5F) - kHalfBits;
   std::uint32_t half = magnitude < 0x38800000U ? denormal : normal;
   half = magnitude >= 0x477FF000U ? 0x7C00U : half;  // from 65520
-  const std::uint32_t result = half | (bits >> 16U & 0x8000U);
-  place.bits =
-      static_cast<std::uint16_t>(magnitude > kInfinityBits ? 0x7E00U : result);
+  half |= bits >> 16U & 0x8000U;
+  half = magnitude > kInfinityBits ? 0x7E00U : half;
+  place.bits = static_cast<std::uint16_t>(half);
+}
+
+// The bits of a stored magnitude, and from which on they are not finite.
+MEMSCALE_DEVICE inline std::uint32_t stored_magnitude(float x) {
+  return magnitude_bits(x);
+}
+MEMSCALE_DEVICE inline std::uint32_t stored_magnitude(Bf16 x) {
+  return x.bits & 0x7FFFU;
+}
+MEMSCALE_DEVICE inline std::uint32_t stored_magnitude(Fp16 x) {
+  return x.bits & 0x7FFFU;
+}
+MEMSCALE_DEVICE constexpr std::uint32_t stored_infinity(float) {
+  return kInfinityBits;
+}
+MEMSCALE_DEVICE constexpr std::uint32_t stored_infinity(Bf16) {
+  return 0x7F80U;
+}
+MEMSCALE_DEVICE constexpr std::uint32_t stored_infinity(Fp16) {
+  return 0x7C00U;
 }
 
 // Note [stochastic rounding]: a hash of (seed, element) gives 16 bits; they are

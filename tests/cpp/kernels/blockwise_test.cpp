@@ -156,16 +156,28 @@ TEST_P(Blockwise, BlocksStandAlone) {
   }
 }
 
+// Generated values over and over, up to more than a block: whole blocks and
+// others go different ways.
+std::vector<float> repeated(const std::vector<float>& values) {
+  std::vector<float> result = values;
+  while (!values.empty() && result.size() < kBlock + 20) {
+    result.insert(result.end(), values.begin(), values.end());
+  }
+  return result;
+}
+
 TEST_P(Blockwise, ErrsByAtMostHalfAStep) {
-  EXPECT_TRUE(rc::check("relative error", [this](std::vector<float> values) {
-    RC_PRE(std::ranges::all_of(values, [](float x) {
+  EXPECT_TRUE(rc::check("error", [this](const std::vector<float>& drawn) {
+    RC_PRE(std::ranges::all_of(drawn, [](float x) {
       return std::isfinite(x) && std::abs(x) < 1e30F;
     }));
+    const std::vector<float> values = repeated(drawn);
     const Quantised m = quantised(k_.quantise_signed, values);
     const std::vector<float> back = dequantised(k_.dequantise_signed, m);
     for (std::size_t i = 0; i < values.size(); ++i) {
       const float absmax = m.absmax[i / kBlock];
-      // Widest gap: 9 / 1280 of a block's largest to each side, and 1 at it.
+      // Half of the widest gap, 0.9 / 64, of a block's largest magnitude; all
+      // of the half gap from the last value to -1.
       RC_ASSERT(std::abs(back[i] - values[i]) <=
                 std::max(absmax * 0.00704F, 0x1p-126F));
     }
@@ -173,20 +185,38 @@ TEST_P(Blockwise, ErrsByAtMostHalfAStep) {
 }
 
 TEST_P(Blockwise, CodesAreTheNearest) {
-  EXPECT_TRUE(rc::check("brute force", [this](
-                                           std::vector<std::uint32_t> draws) {
-    std::vector<float> values = {1.0F};
-    for (const std::uint32_t bits : draws) {
-      // Any float of magnitude up to 1, the small exponents rarely.
-      const std::uint32_t exponent = 127 - (bits >> 1U) % 30;
-      values.push_back(std::bit_cast<float>(bits << 31U | exponent << 23U |
-                                            (exponent < 127 ? bits >> 9U : 0)));
-    }
-    const Quantised m = quantised(k_.quantise_signed, values);
-    const Quantised v = quantised(k_.quantise_unsigned, values);
-    RC_ASSERT(m.codes == quantised(reference_.quantise_signed, values).codes);
-    RC_ASSERT(v.codes == quantised(reference_.quantise_unsigned, values).codes);
-  }));
+  EXPECT_TRUE(
+      rc::check("nearest", [this](const std::vector<std::uint32_t>& draws) {
+        std::vector<float> values = {1.0F};
+        for (const std::uint32_t bits : draws) {
+          // Any float of magnitude below 1, by 30 exponents.
+          const std::uint32_t exponent = 126 - (bits >> 1U) % 30;
+          values.push_back(
+              std::bit_cast<float>(bits << 31U | exponent << 23U | bits >> 9U));
+        }
+        values = repeated(values);
+        const Quantised m = quantised(k_.quantise_signed, values);
+        const Quantised v = quantised(k_.quantise_unsigned, values);
+        RC_ASSERT(m.codes ==
+                  quantised(reference_.quantise_signed, values).codes);
+        RC_ASSERT(v.codes ==
+                  quantised(reference_.quantise_unsigned, values).codes);
+      }));
+}
+
+// All of [2^-26, 1], both signs, at a stride.
+TEST_P(Blockwise, CodesAreTheNearestThroughout) {
+  std::vector<float> values;
+  for (std::uint32_t bits = 101U << 23U; bits < 127U << 23U; bits += 997) {
+    if (values.size() % kBlock == 0) values.push_back(1.0F);
+    values.push_back(std::bit_cast<float>(bits | bits << 31U));
+  }
+  const Quantised m = quantised(k_.quantise_signed, values);
+  const Quantised v = quantised(k_.quantise_unsigned, values);
+  EXPECT_TRUE(
+      same_bits(m.codes, quantised(reference_.quantise_signed, values).codes));
+  EXPECT_TRUE(same_bits(v.codes,
+                        quantised(reference_.quantise_unsigned, values).codes));
 }
 
 MEMSCALE_FOR_EVERY_TABLE(Blockwise);

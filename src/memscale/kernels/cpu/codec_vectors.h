@@ -1,12 +1,12 @@
 #pragma once
 
 #include "memscale/kernels/cpu/codec_tables.h"
+#include "memscale/kernels/cpu/vectors.h"
 
 // Whole blocks to and from codes without look-ups in memory: a map is linear in
 // each of its decades, and the decades' coefficients, at most eight, are kept
-// in a vector register and picked by a permutation. MEMSCALE_LANES floats (8 or
-// 16) at a time, as GCC's vectors. Several times quicker than tables, whose
-// look-ups do not vectorise.
+// in a vector register and picked by a permutation. Two to three times quicker
+// than tables, whose look-ups do not vectorise.
 //
 // Note [rounding near a border]: arithmetic finds a value's place between two
 // borders up to a rounding error. Where that error could decide, the tables do,
@@ -16,43 +16,6 @@
 
 namespace memscale::kernels {
 namespace {
-
-constexpr std::size_t kLanes = MEMSCALE_LANES;
-static_assert(kLanes == 8 || kLanes == 16);
-using Floats = float __attribute__((vector_size(4 * kLanes)));
-using Ints = std::int32_t __attribute__((vector_size(4 * kLanes)));
-
-// Eight floats, picked by the last three bits of an index.
-struct Octet {
-  float x[8];
-};
-
-inline Floats spread(const Octet& octet) {
-  Floats result;
-  for (std::size_t i = 0; i < kLanes; ++i) result[i] = octet.x[i % 8];
-  return result;
-}
-
-inline Floats pick(Floats octet, Ints index) {
-  return __builtin_shuffle(octet, index);
-}
-
-template <typename Vector, typename T>
-inline Vector load(const T* place) {
-  Vector result;
-  __builtin_memcpy(&result, place, sizeof result);
-  return result;
-}
-
-template <typename Vector, typename T>
-inline void put(Vector vector, T* place) {
-  __builtin_memcpy(place, &vector, sizeof vector);
-}
-
-inline Ints to_ints(Floats x) { return __builtin_convertvector(x, Ints); }
-inline Floats to_floats(Ints x) { return __builtin_convertvector(x, Floats); }
-inline Ints bits_of_floats(Floats x) { return std::bit_cast<Ints>(x); }
-inline Floats floats_of_bits(Ints x) { return std::bit_cast<Floats>(x); }
 
 // A magnitude is (18 * place + offset) * part, where place = n + j, and offset
 // and part depend on the decade. Its number, mod 8, is that of the exponent of

@@ -14,13 +14,16 @@ namespace {
 
 template <typename G>
 bool unscale(G* grads, std::size_t count, float multiplier) {
+  // Magnitudes as integers: infinity and NaN are the largest.
   std::uint32_t largest = 0;
   for (std::size_t i = 0; i < count; ++i) {
-    store(load(grads[i]) * multiplier, grads[i]);
-    const std::uint32_t bits = magnitude_bits(load(grads[i]));
+    G result;
+    store(load(grads[i]) * multiplier, result);
+    grads[i] = result;
+    const std::uint32_t bits = stored_magnitude(result);
     largest = bits > largest ? bits : largest;
   }
-  return largest >= kInfinityBits;
+  return largest >= stored_infinity(G{});
 }
 
 }  // namespace
