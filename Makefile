@@ -26,7 +26,7 @@ CXX_FILES := $(shell find src cmake -type f) CMakeLists.txt CMakePresets.json py
 PY_FOLDERS := $(shell find python -type d -not -name __pycache__)
 
 .PHONY: help demo setup build test test-cpp test-core test-sanitizers test-python \
-  test-full fuzz bench format lint clean
+  test-full test-cuda fuzz bench format lint clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 18
@@ -98,6 +98,13 @@ test-full: test ## the long versions too
 	@$(call say,long tests)
 	@$(VENV)/bin/python -m pytest -m full
 
+test-cuda: $(VENV)/.ready ## compile the CUDA kernels (their bodies are tested on the host, by test-core)
+	@$(call say,CUDA kernels: compiled only)
+	@if command -v nvcc >/dev/null; then \
+	  cmake --preset cuda-compile >/dev/null && \
+	  cmake --build --preset cuda-compile -j $(JOBS); \
+	else echo "not compiled: no nvcc in PATH"; fi
+
 FUZZ_SECONDS ?= 60
 
 fuzz: $(VENV)/.ready ## libFuzzer on plans for a minute (FUZZ_SECONDS); needs clang
@@ -116,11 +123,12 @@ bench: build $(VENV)/.test-libraries ## speed: figures, never assertions
 	@cmake --build --preset release -j $(JOBS) --target cpp_benchmarks
 	@build/release/benchmarks/cpp/allocator_benchmark
 	@build/release/benchmarks/cpp/solver_benchmark
+	@build/release/benchmarks/cpp/kernels_benchmark
 	@$(VENV)/bin/python -m memscale.benchmarks predict
 	@$(VENV)/bin/python -m memscale.benchmarks recompute
 	@$(VENV)/bin/python -m memscale.benchmarks budget
 
-CPP_SOURCES = $(shell git ls-files '*.h' '*.cpp' '*.cu')
+CPP_SOURCES = $(shell git ls-files '*.h' '*.cpp' '*.cu' '*.cuh')
 
 format: $(VENV)/.ready ## rewrite sources in the house format
 	@clang-format -i $(CPP_SOURCES)

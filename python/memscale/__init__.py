@@ -15,7 +15,7 @@ if not _torch.__version__.startswith(_TORCH_SERIES):
         f"pip install torch=={_TORCH_SERIES}0"
     )
 
-from memscale import hardware, logs, memory, replay, simdev  # noqa: E402
+from memscale import hardware, logs, memory, optim, replay, simdev  # noqa: E402
 from memscale._C import (  # noqa: E402
     ConfigError,
     Error,
@@ -62,6 +62,7 @@ __all__ = [
     "hardware",
     "logs",
     "memory",
+    "optim",
     "optimize",
     "pareto",
     "plan",

@@ -20,6 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
 from memscale._C import InputError, Recorder
+from memscale._optim_adam import EightBit
 from memscale._repeat import has_gradient
 
 __all__ = ["OptimizerLike", "describe_optimizer", "optimizer_names", "trace_step"]
@@ -87,7 +88,7 @@ def trace_step(
             _by_name(optimizer) if isinstance(optimizer, str) else optimizer
         )
         groups, copies = _representatives(
-            [{"params": [fake for fake in fake_of.values() if fake.requires_grad]}]
+            [{"params": [fake for fake in fake_of.values() if fake.requires_grad]}], {}
         )
         if not copies:
             return
@@ -129,13 +130,16 @@ def _fill_gradients(parameters: list[torch.Tensor]) -> None:
 def _steps_one_by_one(optimizer: torch.optim.Optimizer) -> bool:
     """Whether what happens to a parameter depends on that parameter alone."""
     kind = type(optimizer)
-    return kind.__module__.startswith("torch.optim")
+    return kind.__module__.startswith("torch.optim") or isinstance(optimizer, EightBit)
 
 
 def _representatives(
-    groups: list[dict[str, Any]],
+    groups: list[dict[str, Any]], bits_of: dict[torch.Tensor, int]
 ) -> tuple[list[dict[str, Any]], dict[torch.Tensor, list[torch.Tensor]]]:
-    """The groups with one parameter of each kind, and which it stands for."""
+    """The groups with one parameter of each kind, and which it stands for.
+
+    ``bits_of``: what an 8-bit optimizer was told of single parameters.
+    """
     copies: dict[torch.Tensor, list[torch.Tensor]] = {}
     reduced = []
     for group in groups:
@@ -143,7 +147,12 @@ def _representatives(
         for parameter in group["params"]:
             if not has_gradient(parameter):
                 continue
-            kind = (parameter.shape, parameter.stride(), parameter.dtype)
+            kind = (
+                parameter.shape,
+                parameter.stride(),
+                parameter.dtype,
+                bits_of.get(parameter),
+            )
             alike = copies.pop(first[kind], []) if kind in first else []
             alike.append(parameter)
             # Of a repeated layer the gradient is known, but there is no tensor.
@@ -177,8 +186,12 @@ def _fake_twin(
         }
         for group in optimizer.param_groups
     ]
+    bits_of: dict[torch.Tensor, int] = {}
+    if isinstance(optimizer, EightBit):
+        told = optimizer._bits_of
+        bits_of = {fake: told[p] for p, fake in fake_of.items() if p in told}
     if _steps_one_by_one(optimizer):
-        groups, copies = _representatives(groups)
+        groups, copies = _representatives(groups, bits_of)
     else:
         copies = {p: [p] for group in groups for p in group["params"]}
         _fill_gradients([p for p in copies if has_gradient(p)])
@@ -186,6 +199,8 @@ def _fake_twin(
     twin.__dict__.update(optimizer.__dict__)
     twin.param_groups = groups
     twin.state = defaultdict(dict)
+    if isinstance(twin, EightBit):
+        twin._bits_of = bits_of
     for name, value in list(vars(twin).items()):
         if name.endswith("_hooks"):  # the user's are for the user's steps
             setattr(twin, name, type(value)())

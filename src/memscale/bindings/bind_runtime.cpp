@@ -3,12 +3,15 @@
 #include "memscale/bindings/bindings.h"
 #include "memscale/hostmem/host_allocator.h"
 #include "memscale/runtime/memory_tracker.h"
+#include "memscale/runtime/optimizer.h"
 
 namespace memscale {
 
 void bind_runtime(pybind11::module_& m) {
   // From here on every CPU tensor is counted: see MemoryTracker.
   hostmem::install();
+  // torch.ops.memscale.*
+  register_optimizer_ops();
 
   pybind11::class_<MemoryTracker>(m, "MemoryTracker")
       .def(pybind11::init<c10::Device>())

@@ -1,0 +1,274 @@
+"""The step and the state_dict of the 8-bit optimizers."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._compile import _disable_dynamo
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from memscale import _bitsandbytes
+from memscale import _optim_state as states
+from memscale._C import InputError
+
+__all__ = ["OPTIONS", "EightBit", "Group", "check_group", "is_ours"]
+
+Group = dict[str, Any]
+
+# What a group has beside torch's options.
+OPTIONS = {"bits": 8, "min_8bit_size": 4096, "stochastic_rounding": False}
+# Flags that only torch's own step knows.
+_TORCHS_OWN = ("amsgrad", "capturable", "differentiable")
+_OVERRIDES = "bits_of_params"  # in a saved group: place in the group -> bits
+
+
+def check_group(group: Group) -> None:
+    if group["bits"] not in (8, 32):
+        raise InputError(f"bits must be 8 or 32, got {group['bits']!r}")
+    if group["min_8bit_size"] < 0:
+        raise InputError(
+            f"min_8bit_size must be at least 0, got {group['min_8bit_size']!r}"
+        )
+    for flag in _TORCHS_OWN:
+        if group["bits"] == 8 and group.get(flag, False):
+            raise InputError(f"{flag} must be False with bits=8, got True")
+
+
+def is_ours(p: Tensor, group: Group) -> bool:
+    """Whether our kernels step ``p``; if not, torch does, with a state of its own."""
+    return (
+        p.dtype in states.FLOATS
+        and not is_traceable_wrapper_subclass(p)  # DTensor and the like
+        and not any(group.get(flag, False) for flag in _TORCHS_OWN)
+    )
+
+
+class _Held:
+    """A saved state on its way through torch's load_state_dict, which would cast
+    the tensors that it finds."""
+
+    def __init__(self, state: Any) -> None:
+        self.state = state
+
+
+def _hold(_: torch.optim.Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
+    held = {key: _Held(value) for key, value in state_dict["state"].items()}
+    return {**state_dict, "state": held}
+
+
+class EightBit(torch.optim.Adam):
+    """What both classes share: see memscale.optim.
+
+    Note [Why _init_group]: torch's ``Adam.step`` asks ``_init_group`` for the tensors
+    of a group and steps them. Here that call steps those that are ours and hands the
+    others on. So ``step`` itself stays torch's: schedulers and Trainers that have
+    bound it before ``to_8bit`` changed the object's class keep working.
+    """
+
+    _bits_of: dict[Tensor, int]  # of single parameters: set_bits
+
+    def _construct(self, options: dict[str, Any], *args: Any, **kwargs: Any) -> None:
+        self._bits_of = {}
+        self._options = options
+        super().__init__(*args, **kwargs)
+        del self._options
+        self.defaults.update(options)
+
+    def add_param_group(self, param_group: Group) -> None:
+        if isinstance(param_group, dict):
+            # torch's constructor calls this before ``defaults`` can have them.
+            for name, value in getattr(self, "_options", self.defaults).items():
+                if name in OPTIONS:
+                    param_group.setdefault(name, value)
+            check_group({**self.defaults, **param_group})
+        super().add_param_group(param_group)
+
+    def bits_of(self, param: Tensor) -> int:
+        """8 or 32: how ``param``'s state is kept, or will be."""
+        for group in self.param_groups:
+            if any(param is p for p in group["params"]):
+                return self._bits(param, group, self._bits_of)
+        raise InputError(
+            f"param must be one of the optimizer's, got one of shape {[*param.shape]}"
+        )
+
+    @torch.no_grad()
+    def set_bits(self, param: Tensor, bits: int) -> None:
+        """Keep ``param``'s state in 8 or 32 bits, whatever its group and size say.
+
+        A state that is there is converted.
+        """
+        if bits not in (8, 32):
+            raise InputError(f"bits must be 8 or 32, got {bits!r}")
+        self.bits_of(param)
+        state = self.state.get(param)
+        if state and bits == 8 and not states.is_8bit(state):
+            self.state[param] = states.to_8bit(param, state)
+        elif state and bits == 32 and states.is_8bit(state):
+            self.state[param] = states.to_float32(param, state)
+        self._bits_of[param] = bits
+
+    @staticmethod
+    def _bits(p: Tensor, group: Group, overrides: dict[Tensor, int]) -> int:
+        small = p.numel() < group["min_8bit_size"]
+        return overrides.get(p, 32 if small else group["bits"])
+
+    @_disable_dynamo
+    def _init_group(  # type: ignore[no-untyped-def]
+        self, group, params_with_grad, grads, *lists
+    ) -> bool:
+        ours: list[Tensor] = []
+        theirs: list[Tensor] = []
+        for p in group["params"]:
+            if p.grad is None:
+                continue
+            if p.grad.layout != torch.strided:
+                raise InputError(
+                    f"grad must be dense, got {p.grad.layout} of a parameter "
+                    f"of shape {[*p.shape]}"
+                )
+            (ours if is_ours(p, group) else theirs).append(p)
+        if ours:
+            self._step(group, ours)
+        if not theirs:
+            return False
+        rest = {**group, "params": theirs}
+        return bool(super()._init_group(rest, params_with_grad, grads, *lists))  # type: ignore[no-untyped-call]
+
+    def _step(self, group: Group, params: list[Tensor]) -> None:
+        alike: dict[tuple[torch.device, str], list[Tensor]] = defaultdict(list)
+        for p in params:
+            state = self.state[p]
+            if not state:
+                state.update(states.new_state(p, self._bits(p, group, self._bits_of)))
+            kind = "8" if states.is_8bit(state) else "32"
+            if kind == "8" and _bitsandbytes.serves(p, group):
+                kind = "bitsandbytes"
+            alike[p.device, kind].append(p)
+        scale = getattr(self, "grad_scale", None)
+        found_inf = getattr(self, "found_inf", None)
+        for (_, kind), some in alike.items():
+            if kind != "bitsandbytes":
+                self._step_alike(group, some, kind == "8", scale, found_inf)
+            elif found_inf is None or not found_inf.item():
+                multiplier = 1.0 if scale is None else 1.0 / scale.item()
+                _bitsandbytes.step(
+                    some, [self.state[p] for p in some], group, multiplier
+                )
+
+    def _step_alike(
+        self,
+        group: Group,
+        params: list[Tensor],
+        is_8bit: bool,
+        grad_scale: Tensor | None,
+        found_inf: Tensor | None,
+    ) -> None:
+        keys = [name for name, _ in states.MOMENTS]
+        if is_8bit:
+            ends = ("codes", "absmax")
+            keys = [f"{name}_{end}" for end in ends for name in keys]
+        of = [self.state[p] for p in params]
+        operator = torch.ops.memscale.adam8_ if is_8bit else torch.ops.memscale.adam_
+        beta1, beta2 = group["betas"]
+        stochastic = group["stochastic_rounding"]
+        operator(
+            params,
+            [p.grad for p in params],
+            *([state[key] for state in of] for key in keys),
+            [state["step"] for state in of],
+            lr=float(group["lr"]),
+            beta1=float(beta1),
+            beta2=float(beta2),
+            eps=float(group["eps"]),
+            weight_decay=float(group["weight_decay"]),
+            decoupled=group["decoupled_weight_decay"],
+            maximize=group["maximize"],
+            grad_scale=grad_scale,
+            found_inf=found_inf,
+            stochastic_rounding=stochastic,
+            seeds=self._seeds(params) if stochastic else [],
+        )
+
+    def _seeds(self, params: Iterable[Tensor]) -> list[int]:
+        """A parameter's place in the optimizer, to which the step is added: the same
+        after saving and loading, and no draw from torch's generators."""
+        place: dict[Tensor, int] = {}
+        for group in self.param_groups:
+            for p in group["params"]:
+                place.setdefault(p, len(place))
+        return [place[p] for p in params]
+
+    @_disable_dynamo
+    @torch.no_grad()
+    def state_dict(self) -> dict[str, Any]:
+        """In torch's format, a snapshot on the host; torch's Adam can load it.
+
+        Moments are float32, with the absmax of their blocks beside them, from which
+        ``load_state_dict`` has the same bytes again.
+        """
+        state = self.state
+        self.state = defaultdict(dict)
+        try:
+            for p, value in state.items():
+                is_state = isinstance(p, Tensor) and bool(value)
+                self.state[p] = states.as_saved(p, value) if is_state else value
+            packed = super().state_dict()
+        finally:
+            self.state = state
+        for group, saved in zip(self.param_groups, packed["param_groups"], strict=True):
+            saved[_OVERRIDES] = {
+                i: self._bits_of[p]
+                for i, p in enumerate(group["params"])
+                if p in self._bits_of
+            }
+        return packed
+
+    @_disable_dynamo
+    @torch.no_grad()
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """A state_dict of ours or of torch's Adam. ``step`` stays on the CPU."""
+        handle = self.register_load_state_dict_pre_hook(_hold)  # after the user's
+        try:
+            super().load_state_dict(state_dict)
+        finally:
+            handle.remove()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_bits_of": self._bits_of}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        if "defaults" not in state:  # of load_state_dict, not of a pickle
+            state = self._receive(state)
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+
+    def _receive(self, loaded: dict[str, Any]) -> dict[str, Any]:
+        """What load_state_dict collected, as ours; nothing of self is changed."""
+        overrides = dict(self._bits_of)
+        group_of = {}
+        for group, new in zip(self.param_groups, loaded["param_groups"], strict=True):
+            if "bits" in new:  # ours, not torch's
+                saved = new.pop(_OVERRIDES, {})
+                for i, p in enumerate(new["params"]):
+                    overrides.pop(p, None)
+                    with suppress(KeyError):
+                        overrides[p] = saved[i]
+            for name in OPTIONS:
+                new.setdefault(name, group[name])
+            check_group(new)
+            group_of.update(dict.fromkeys(new["params"], new))
+        received: defaultdict[Any, Any] = defaultdict(dict)
+        for p, held in loaded["state"].items():
+            value = held.state if isinstance(held, _Held) else held
+            if p in group_of and value and is_ours(p, group_of[p]):
+                bits = self._bits(p, group_of[p], overrides)
+                value = states.from_saved(p, value, bits)
+            elif p in group_of and value:
+                value = states.cast_as_torch(p, value)
+            received[p] = value
+        return {**loaded, "state": received, "_bits_of": overrides}

@@ -1,0 +1,185 @@
+"""A live torch.optim.Adam or AdamW made 8-bit in place, and back.
+
+The object stays, so that schedulers and Trainers keep their reference; its class
+changes, and its state one parameter at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import _get_scalar_dtype
+
+from memscale import _optim_state as states
+from memscale._C import InputError
+from memscale._optim_adam import OPTIONS, EightBit, Group, check_group, is_ours
+
+__all__ = ["from_8bit", "to_8bit"]
+
+
+def _classes() -> list[tuple[type[torch.optim.Adam], type[EightBit]]]:
+    from memscale import optim  # which imports this module
+
+    return [
+        (torch.optim.Adam, optim.Adam8bit),
+        (torch.optim.AdamW, optim.AdamW8bit),
+    ]
+
+
+@torch.no_grad()
+def to_8bit(
+    optimizer: torch.optim.Optimizer,
+    *,
+    min_8bit_size: int = 4096,
+    stochastic_rounding: bool = False,
+) -> str | None:
+    """Make ``optimizer`` the 8-bit one of its kind; None, or why it was left alone.
+
+    Exactly torch.optim.Adam and AdamW are converted: what a subclass does with its
+    state is not known. A group that has ``bits=32`` of its own keeps 32. An error
+    leaves the optimizer unconverted: see Note [Never half converted].
+    """
+    if isinstance(optimizer, EightBit):
+        return None
+    new_class = dict(_classes()).get(type(optimizer))  # type: ignore[arg-type]
+    if new_class is None:
+        return (
+            f"{type(optimizer).__name__} is not torch.optim.Adam or AdamW; "
+            "its state stays as it is"
+        )
+    options = {
+        **OPTIONS,
+        "min_8bit_size": min_8bit_size,
+        "stochastic_rounding": stochastic_rounding,
+    }
+    for group in optimizer.param_groups:
+        try:
+            check_group({**options, **group})
+        except InputError as error:
+            return f"{type(optimizer).__name__} cannot be 8-bit: {error}"
+
+    def convert(p: Tensor, group: Group) -> states.State:
+        state = optimizer.state[p]
+        settings = {**options, **group}
+        if not is_ours(p, settings):
+            return state  # type: ignore[no-any-return]
+        # torch has it on the device for its fused kernel, and as a number once.
+        step = torch.tensor(float(state["step"]), dtype=torch.float32)
+        state = {**state, "step": step}
+        if EightBit._bits(p, settings, {}) == 8:
+            return states.to_8bit(p, state)
+        return states.to_float32(p, state)
+
+    def undo(p: Tensor, group: Group, before: Any) -> states.State:
+        return _torch_state(p, group, optimizer.state[p])
+
+    _convert_all(optimizer, convert, lambda p: None, undo, largest_first=True)
+    for group in optimizer.param_groups:
+        for name, value in options.items():
+            group.setdefault(name, value)
+    optimizer.defaults.update(options)
+    optimizer.__class__ = new_class
+    assert isinstance(optimizer, EightBit)
+    optimizer._bits_of = {}
+    return None
+
+
+@torch.no_grad()
+def from_8bit(optimizer: torch.optim.Optimizer) -> None:
+    """Make ``optimizer`` the torch.optim.Adam or AdamW again that it was, or is like.
+
+    Class, attributes, options and state layout are those of one never converted. The
+    moments are what 8 bits kept of them: within half a step between two codes.
+    """
+    old_class = next((old for old, new in _classes() if type(optimizer) is new), None)
+    if old_class is None:
+        raise InputError(
+            "optimizer must be an Adam8bit or AdamW8bit, "
+            f"got {type(optimizer).__name__}"
+        )
+
+    def convert(p: Tensor, group: Group) -> states.State:
+        return _torch_state(p, group, optimizer.state[p])
+
+    def keep(p: Tensor) -> Any:
+        state = optimizer.state[p]
+        # Floats of 16 bits do not give the bytes back.
+        if not states.is_8bit(state) or p.dtype != torch.float32:
+            return state
+        return {name: state[f"{name}_absmax"] for name, _ in states.MOMENTS}
+
+    def undo(p: Tensor, group: Group, kept: Any) -> states.State:
+        if "step" in kept:
+            return kept  # type: ignore[no-any-return]
+        state = optimizer.state[p]
+        step = torch.tensor(float(state["step"]), dtype=torch.float32)
+        return states.to_8bit_again(p, {**state, "step": step}, kept)
+
+    _convert_all(optimizer, convert, keep, undo, largest_first=False)
+    for group in optimizer.param_groups:
+        for name in OPTIONS:
+            group.pop(name, None)
+    for name in OPTIONS:
+        optimizer.defaults.pop(name, None)
+    optimizer.__dict__.pop("_bits_of", None)
+    optimizer.__class__ = old_class
+
+
+def _torch_state(p: Tensor, group: Group, state: states.State) -> states.State:
+    """A state of ours in torch's layout; one of torch's as it is."""
+    if not is_ours(p, group):
+        return state
+    result = states.as_torch(p, state)
+    on_device = group["capturable"] or group["fused"]
+    result["step"] = state["step"].to(
+        device=p.device if on_device else torch.device("cpu"),
+        dtype=_get_scalar_dtype(is_fused=group["fused"]),  # type: ignore[no-untyped-call]
+    )
+    return result
+
+
+def _with_state(optimizer: torch.optim.Optimizer) -> Iterator[tuple[Tensor, Group]]:
+    seen = set()
+    for group in optimizer.param_groups:
+        for p in group["params"]:
+            if p not in seen and optimizer.state.get(p):
+                seen.add(p)
+                yield p, group
+
+
+def _convert_all(
+    optimizer: torch.optim.Optimizer,
+    convert: Callable[[Tensor, Group], states.State],
+    keep: Callable[[Tensor], Any],
+    undo: Callable[[Tensor, Group, Any], states.State],
+    *,
+    largest_first: bool,
+) -> None:
+    """Replace each parameter's state, or none.
+
+    Note [Never half converted]: one parameter at a time, so that no more than one is
+    held in both forms. To 8 bits the largest goes first: it needs most, and what it
+    leaves is enough for each that follows, so that memory can only run out while
+    nothing has been done. Should anything else fail later, or memory run out on the
+    way back to floats, what was done is undone: back to the very bytes, from absmax or
+    (16-bit parameters) from the bytes themselves, held until the end; but floats that
+    were 8 bits for a moment come back as what those kept.
+    """
+    todo = sorted(
+        _with_state(optimizer),
+        key=lambda each: each[0].numel(),
+        reverse=largest_first,
+    )
+    done: list[tuple[Tensor, Group, Any]] = []
+    try:
+        for p, group in todo:
+            before = keep(p)
+            optimizer.state[p] = convert(p, group)
+            done.append((p, group, before))
+    except BaseException:
+        for p, group, before in reversed(done):
+            optimizer.state[p] = undo(p, group, before)
+        raise

@@ -1,0 +1,273 @@
+"""Adam's moments as bytes and as floats, one parameter at a time.
+
+A parameter's state is plain tensors. At 8 bits: ``step`` (a float on the CPU, as
+torch has it), ``exp_avg_codes``, ``exp_avg_absmax``, ``exp_avg_sq_codes`` and
+``exp_avg_sq_absmax``, flat, in the order in which the parameter lies in memory. At
+32 bits: ``step``, ``exp_avg`` and ``exp_avg_sq``, float32, of the parameter's layout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._prims_common import is_non_overlapping_and_dense_or_false as is_dense
+
+from memscale._C import InputError  # and with it the operators
+
+__all__ = [
+    "FLOATS",
+    "MOMENTS",
+    "as_float32",
+    "as_saved",
+    "as_torch",
+    "cast_as_torch",
+    "from_saved",
+    "is_8bit",
+    "new_state",
+    "to_8bit",
+    "to_8bit_again",
+    "to_float32",
+]
+
+State = dict[str, Any]
+
+# Name, and whether its map is signed.
+MOMENTS = (("exp_avg", True), ("exp_avg_sq", False))
+# Of which types parameters are stepped by our kernels.
+FLOATS = frozenset({torch.float32, torch.bfloat16, torch.float16})
+
+_BLOCK = 256
+_SIGNED_ZERO = 127  # the code of 0
+_PIECE = 1 << 18  # elements converted at a time: a temporary of 1 MiB
+
+_ops = torch.ops.memscale
+
+
+def is_8bit(state: State) -> bool:
+    return "exp_avg_codes" in state
+
+
+def new_state(p: Tensor, bits: int) -> State:
+    """The state before the first step."""
+    state: State = {"step": torch.tensor(0.0, dtype=torch.float32, device="cpu")}
+    for name, is_signed in MOMENTS:
+        if bits == 8:
+            state[f"{name}_codes"] = torch.full(
+                (p.numel(),),
+                _SIGNED_ZERO if is_signed else 0,
+                dtype=torch.uint8,
+                device=p.device,
+            )
+            state[f"{name}_absmax"] = torch.zeros(
+                _num_blocks(p), dtype=torch.float32, device=p.device
+            )
+        else:
+            state[name] = _like(p, torch.float32).zero_()
+    return state
+
+
+def to_8bit(p: Tensor, state: State) -> State:
+    """The same state at 8 bits; ``state`` is as torch's or ours at 32 bits."""
+    result = _without_moments(state)
+    for name, is_signed in MOMENTS:
+        codes, absmax = _quantise(_in_order(state[name], p), is_signed)
+        result[f"{name}_codes"] = codes.to(p.device)
+        result[f"{name}_absmax"] = absmax.to(p.device)
+    return result
+
+
+def to_8bit_again(p: Tensor, state: State, absmax: dict[str, Tensor]) -> State:
+    """The 8-bit state that ``state`` was made of, from the absmax of then."""
+    result = _without_moments(state)
+    for name, is_signed in MOMENTS:
+        values = _in_order(state[name], p)
+        result[f"{name}_codes"] = _encode(values, absmax[name], is_signed)
+        result[f"{name}_absmax"] = absmax[name]
+    return result
+
+
+def to_float32(p: Tensor, state: State) -> State:
+    """The same state at 32 bits, on the parameter's device."""
+    result = _without_moments(state)
+    for name, is_signed in MOMENTS:
+        result[name] = as_float32(p, state, name, is_signed, p.device)
+    return result
+
+
+def as_torch(p: Tensor, state: State) -> State:
+    """The same state as torch's Adam keeps it: in the parameter's type."""
+    result = _without_moments(state)
+    for name, is_signed in MOMENTS:
+        if is_8bit(state):
+            result[name] = _like(p, p.dtype)
+            _dequantise(
+                state[f"{name}_codes"],
+                state[f"{name}_absmax"],
+                is_signed,
+                _flat(result[name]),
+            )
+        else:
+            result[name] = state[name].to(p.dtype)
+    return result
+
+
+def as_float32(
+    p: Tensor, state: State, name: str, is_signed: bool, device: torch.device
+) -> Tensor:
+    """One moment as floats of the parameter's shape on ``device``.
+
+    The bytes travel, not the floats: nothing is allocated elsewhere.
+    """
+    result = _like(p, torch.float32, device)
+    if not is_8bit(state):
+        return result.copy_(state[name])
+    _dequantise(
+        state[f"{name}_codes"].to(device),
+        state[f"{name}_absmax"].to(device),
+        is_signed,
+        _flat(result),
+    )
+    return result
+
+
+def as_saved(p: Tensor, state: State) -> State:
+    """What a state_dict holds: torch's keys as floats on the host, and the absmax."""
+    host = torch.device("cpu")
+    saved = {
+        key: value.to(host, copy=True) if isinstance(value, Tensor) else value
+        for key, value in state.items()
+        if not key.endswith("_codes")
+    }
+    if is_8bit(state):
+        for name, is_signed in MOMENTS:
+            saved[name] = as_float32(p, state, name, is_signed, host)
+    return saved
+
+
+def from_saved(p: Tensor, saved: State, bits: int) -> State:
+    """The state of a state_dict, of ours or of torch's Adam.
+
+    Codes are made where the floats are, so that only bytes go to a device. The absmax
+    that came along is used where it gives the same floats back; it does not if
+    someone else has stepped since, as torch's Adam keeps keys that it does not know.
+    """
+    state = _without_moments(saved)
+    step = state["step"]
+    state["step"] = torch.tensor(float(step), dtype=torch.float32, device="cpu")
+    for name, is_signed in MOMENTS:
+        if saved[name].shape != p.shape:
+            raise InputError(
+                f"{name} must be of the parameter's shape, {[*p.shape]}, "
+                f"got {[*saved[name].shape]}"
+            )
+        if bits != 8:
+            state[name] = _like(p, torch.float32).copy_(saved[name])
+            continue
+        values = _in_order(saved[name].detach(), p)
+        absmax = saved.get(f"{name}_absmax")
+        codes = _codes_of(values, absmax, is_signed)
+        if codes is None:
+            codes, absmax = _quantise(values, is_signed)
+        assert absmax is not None
+        state[f"{name}_codes"] = codes.to(p.device)
+        state[f"{name}_absmax"] = absmax.to(p.device, copy=True)
+    return state
+
+
+def cast_as_torch(p: Tensor, saved: State) -> State:
+    """A saved state of a parameter that torch steps, as torch would load it."""
+    return {
+        key: value.to(p.device, p.dtype, copy=True)
+        if isinstance(value, Tensor) and key != "step"
+        else value
+        for key, value in saved.items()
+    }
+
+
+def _without_moments(state: State) -> State:
+    ours = {f"{name}{end}" for name, _ in MOMENTS for end in ("", "_codes", "_absmax")}
+    return {key: value for key, value in state.items() if key not in ours}
+
+
+def _num_blocks(p: Tensor) -> int:
+    return -(-p.numel() // _BLOCK)
+
+
+def _like(p: Tensor, dtype: torch.dtype, device: torch.device | None = None) -> Tensor:
+    """An uninitialised tensor of the parameter's layout; dense if that has gaps."""
+    device = p.device if device is None else device
+    if is_dense(p):
+        return torch.empty_strided(p.shape, p.stride(), dtype=dtype, device=device)
+    return torch.empty(p.shape, dtype=dtype, device=device)
+
+
+def _flat(tensor: Tensor) -> Tensor:
+    return tensor.as_strided((tensor.numel(),), (1,), tensor.storage_offset())
+
+
+def _in_order(values: Tensor, p: Tensor) -> Tensor:
+    """``values`` flat, in the order of the parameter's 8-bit state."""
+    if not is_dense(p):
+        return values.contiguous().view(-1)
+    if values.stride() == p.stride():
+        return _flat(values)
+    return _flat(_like(p, values.dtype, values.device).copy_(values))
+
+
+def _pieces(values: Tensor) -> Iterator[tuple[slice, slice]]:
+    """Slices of elements and of their blocks: all, where no temporary is made."""
+    count = values.numel()
+    size = count if values.dtype == torch.float32 else _PIECE
+    for first in range(0, count, max(size, 1)):
+        end = min(first + size, count)
+        yield slice(first, end), slice(first // _BLOCK, -(-end // _BLOCK))
+
+
+def _quantise(values: Tensor, is_signed: bool) -> tuple[Tensor, Tensor]:
+    codes = torch.empty(values.shape, dtype=torch.uint8, device=values.device)
+    absmax = torch.empty(_num_blocks(values), device=values.device, dtype=torch.float32)
+    for part, blocks in _pieces(values):
+        _ops.quantise_(codes[part], absmax[blocks], values[part].float(), is_signed)
+    return codes, absmax
+
+
+def _encode(values: Tensor, absmax: Tensor, is_signed: bool) -> Tensor:
+    codes = torch.empty(values.shape, dtype=torch.uint8, device=values.device)
+    for part, blocks in _pieces(values):
+        _ops.encode_(codes[part], absmax[blocks], values[part].float(), is_signed)
+    return codes
+
+
+def _dequantise(codes: Tensor, absmax: Tensor, is_signed: bool, values: Tensor) -> None:
+    for part, blocks in _pieces(values):
+        piece = values[part]
+        floats = piece if piece.dtype == torch.float32 else piece.float()
+        _ops.dequantise_(floats, codes[part], absmax[blocks], is_signed)
+        if floats is not piece:
+            piece.copy_(floats)
+
+
+def _codes_of(values: Tensor, absmax: Tensor | None, is_signed: bool) -> Tensor | None:
+    """The codes that ``values`` are dequantised from, if they are."""
+    if not (
+        isinstance(absmax, Tensor)
+        and absmax.shape == (_num_blocks(values),)
+        and absmax.dtype == torch.float32
+        and values.dtype == torch.float32
+    ):
+        return None
+    absmax = absmax.to(values.device)
+    codes = _encode(values, absmax, is_signed)
+    for first in range(0, values.numel(), _PIECE):
+        part = values[first : first + _PIECE]
+        block = first // _BLOCK
+        blocks = slice(block, block + _PIECE // _BLOCK)
+        back = torch.empty_like(part)
+        _ops.dequantise_(back, codes[first : first + _PIECE], absmax[blocks], is_signed)
+        same = (back == part) | (back.isnan() & part.isnan())
+        if not bool(same.all()):
+            return None
+    return codes

@@ -1,0 +1,104 @@
+"""Adam and AdamW with one byte for each moment instead of four.
+
+::
+
+    optimizer = memscale.optim.AdamW8bit(model.parameters(), lr=1e-3)
+
+They are torch's own Adam and AdamW with another state: schedulers, clipping,
+GradScaler, closures, hooks and groups work as there, and ``state_dict`` is torch's.
+``to_8bit`` makes one of a live torch.optim.Adam or AdamW, in place. See
+docs/optimizer.md.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from memscale._optim_adam import EightBit
+from memscale._optim_convert import from_8bit, to_8bit
+
+__all__ = ["Adam8bit", "AdamW8bit", "from_8bit", "to_8bit"]
+
+_DOC = """
+
+    Args: torch's, and for each group
+
+        bits: 8, or 32 for float32 moments, stepped by a fused kernel as well.
+        min_8bit_size: tensors of fewer elements keep float32 moments.
+        stochastic_rounding: bfloat16 parameters are rounded up or down at random,
+            in proportion to the distance, instead of to nearest.
+
+    ``foreach`` and ``fused`` are accepted: the step is always fused; ``fused=True``
+    lets GradScaler leave the unscaling to it. ``amsgrad``, ``capturable`` and
+    ``differentiable`` need ``bits=32``. Parameters of other types than float32,
+    bfloat16 and float16 are stepped by torch, with torch's state.
+    """
+
+
+class Adam8bit(EightBit):
+    __doc__ = "torch.optim.Adam with 8-bit moments." + _DOC
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float | Tensor = 1e-3,
+        betas: tuple[float | Tensor, float | Tensor] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0,
+        amsgrad: bool = False,
+        *,
+        bits: int = 8,
+        min_8bit_size: int = 4096,
+        stochastic_rounding: bool = False,
+        **flags: Any,
+    ) -> None:
+        self._construct(
+            {
+                "bits": bits,
+                "min_8bit_size": min_8bit_size,
+                "stochastic_rounding": stochastic_rounding,
+            },
+            params,
+            lr,
+            betas,
+            eps,
+            weight_decay,
+            amsgrad,
+            **flags,
+        )
+
+
+class AdamW8bit(EightBit, torch.optim.AdamW):
+    __doc__ = "torch.optim.AdamW with 8-bit moments." + _DOC
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float | Tensor = 1e-3,
+        betas: tuple[float | Tensor, float | Tensor] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 1e-2,
+        amsgrad: bool = False,
+        *,
+        bits: int = 8,
+        min_8bit_size: int = 4096,
+        stochastic_rounding: bool = False,
+        **flags: Any,
+    ) -> None:
+        self._construct(
+            {
+                "bits": bits,
+                "min_8bit_size": min_8bit_size,
+                "stochastic_rounding": stochastic_rounding,
+            },
+            params,
+            lr,
+            betas,
+            eps,
+            weight_decay,
+            amsgrad,
+            **flags,
+        )

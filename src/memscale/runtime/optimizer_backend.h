@@ -1,0 +1,60 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include "memscale/kernels/adam.h"
+#include "memscale/kernels/blockwise.h"
+
+// What computes the operators of optimizer.h on tensors.
+//
+// Note [Order of elements]
+// A parameter's state is flat, in the order in which the parameter lies in
+// memory if it is dense there, whatever its strides (channels_last, transposed
+// weights): so that blocks are read as they lie and nothing is copied. Of a
+// parameter with gaps it is in the order of a contiguous copy.
+
+namespace memscale {
+
+struct Moments8 {
+  at::Tensor m, v;  // uint8, flat
+  at::Tensor m_absmax, v_absmax;
+};
+
+struct Moments {
+  at::Tensor m, v;  // float32, of the parameter's layout
+};
+
+// One way to compute. Parameters and gradients are dense and laid out alike,
+// of one type: float32, bfloat16 or float16. Everything is on one device and
+// has been checked.
+struct OptimizerBackend {
+  void (*adam8)(const kernels::AdamStep& step, const at::Tensor& param,
+                const at::Tensor& grad, const Moments8& state);
+  void (*adam)(const kernels::AdamStep& step, const at::Tensor& param,
+               const at::Tensor& grad, const Moments& state);
+  void (*quantise)(const at::Tensor& values, kernels::Map map,
+                   const at::Tensor& codes, const at::Tensor& absmax);
+  void (*dequantise)(const at::Tensor& codes, const at::Tensor& absmax,
+                     kernels::Map map, const at::Tensor& values);
+  bool (*unscale)(const at::Tensor& grads, float multiplier);
+};
+
+// The kernels of this CPU, on torch's threads; no tensors are allocated.
+const OptimizerBackend& cpu_backend();
+
+// Operators of torch in pieces of kPiece elements, for any device; the same
+// bits as the kernels. Temporaries are at most kGenericBytes at a time,
+// however large the tensors.
+const OptimizerBackend& generic_backend();
+inline constexpr int64_t kPiece = 1 << 18;          // elements
+inline constexpr int64_t kGenericBytes = 8 << 20;
+
+// Codes of values that were dequantised with `absmax`: the codes they had then,
+// exactly (see docs/optimizer.md). Operators of torch, on any device.
+void encode(const at::Tensor& values, const at::Tensor& absmax,
+            kernels::Map map, const at::Tensor& codes);
+
+// `tensor`'s elements as they lie in memory; it is dense.
+at::Tensor flat(const at::Tensor& tensor);
+
+}  // namespace memscale

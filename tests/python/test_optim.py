@@ -1,0 +1,349 @@
+"""What training loops do with an optimizer, done with the 8-bit ones."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import LambdaLR, OneCycleLR
+
+import memscale
+from memscale.optim import Adam8bit, AdamW8bit, to_8bit
+from optim_cases import assert_same, make_params, same_bits, set_gradients, train
+
+# Loaded before the first backward: autograd's engine counts devices there, once.
+pytestmark = pytest.mark.usefixtures("sim")
+
+TWINS = [(Adam8bit, torch.optim.Adam), (AdamW8bit, torch.optim.AdamW)]
+
+
+@pytest.mark.parametrize(("ours", "theirs"), TWINS)
+@pytest.mark.parametrize("maximize", [False, True])
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+def test_at_32_bits_as_torch(
+    ours: Any, theirs: Any, maximize: bool, weight_decay: float
+) -> None:
+    options = {"lr": 0.01, "maximize": maximize, "weight_decay": weight_decay}
+    a, b = ours(make_params(), bits=32, **options), theirs(make_params(), **options)
+    assert isinstance(a, theirs)
+    train(a, steps=40)
+    train(b, steps=40)
+    for p, q in zip(a.state, b.state, strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("flags", [{"foreach": True}, {"fused": True}])
+def test_flags_that_change_nothing(flags: dict[str, bool]) -> None:
+    plain, flagged = AdamW8bit(make_params()), AdamW8bit(make_params(), **flags)
+    train(plain)
+    train(flagged)
+    assert_same(plain, flagged)
+
+
+@pytest.mark.parametrize("flag", ["amsgrad", "capturable", "differentiable"])
+def test_flags_that_need_32_bits(flag: str) -> None:
+    message = f"{flag} must be False with bits=8, got True"
+    with pytest.raises(memscale.InputError, match=message):
+        AdamW8bit(make_params(), **{flag: True})
+    optimizer = AdamW8bit(make_params())
+    with pytest.raises(memscale.InputError, match=message):
+        optimizer.add_param_group({"params": make_params(), flag: True})
+    assert len(optimizer.param_groups) == 1
+
+
+def test_amsgrad_at_32_bits_is_torchs() -> None:
+    ours = AdamW8bit(make_params(), amsgrad=True, bits=32)
+    theirs = torch.optim.AdamW(make_params(), amsgrad=True)
+    train(ours)
+    train(theirs)
+    assert_same(ours, theirs)
+
+
+def test_bad_options() -> None:
+    with pytest.raises(memscale.InputError, match="bits must be 8 or 32, got 4"):
+        AdamW8bit(make_params(), bits=4)
+    with pytest.raises(memscale.InputError, match="min_8bit_size must be at least 0"):
+        AdamW8bit(make_params(), min_8bit_size=-1)
+    optimizer = AdamW8bit(make_params())
+    with pytest.raises(memscale.InputError, match="bits must be 8 or 32, got 16"):
+        optimizer.set_bits(optimizer.param_groups[0]["params"][0], 16)
+    with pytest.raises(memscale.InputError, match="param must be one of the optim"):
+        optimizer.set_bits(make_params()[0], 32)
+
+
+def test_groups_added_later() -> None:
+    optimizer = AdamW8bit(make_params(), min_8bit_size=5000)
+    train(optimizer)
+    late = make_params()
+    optimizer.add_param_group({"params": late, "lr": 0.1, "bits": 32})
+    train(optimizer)
+    first = optimizer.param_groups[0]["params"]
+    assert [optimizer.bits_of(p) for p in first] == [8, 32, 32]
+    assert [optimizer.bits_of(p) for p in late] == [32, 32, 32]
+    assert optimizer.param_groups[1]["min_8bit_size"] == 5000
+    assert optimizer.state[late[0]]["step"] == 4
+    assert optimizer.state[first[0]]["step"] == 8
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_schedulers(when: str) -> None:
+    """Attached to torch's before it is converted, or to ours."""
+
+    def run(optimizer: Any, convert: Callable[[Any], Any]) -> list[float]:
+        if when == "after":
+            convert(optimizer)
+        with warnings.catch_warnings():
+            # "lr_scheduler.step() before optimizer.step()", if it missed the steps.
+            warnings.simplefilter("error")
+            scheduler = OneCycleLR(optimizer, max_lr=0.1, total_steps=20)
+            if when == "before":
+                train(optimizer, steps=2, after=scheduler.step)
+                assert convert(optimizer) is None
+            train(optimizer, 2, 4, scheduler.step)
+        return [scheduler.get_last_lr()[0], optimizer.param_groups[0]["betas"][0]]
+
+    ours, theirs = (torch.optim.AdamW(make_params()) for _ in range(2))
+    assert run(ours, to_8bit) == run(theirs, lambda _: None)
+    assert isinstance(ours, AdamW8bit)
+    for p, q in zip(ours.state, theirs.state, strict=True):
+        torch.testing.assert_close(p, q, atol=0.02, rtol=0)  # of a way of 0.1
+        assert (p - q).abs().mean() < 1e-3
+
+
+def test_schedulers_of_every_group() -> None:
+    optimizer = AdamW8bit([{"params": make_params()}, {"params": make_params()}])
+    scheduler = LambdaLR(optimizer, [lambda n: 0.5**n, lambda n: 1.0])
+    train(optimizer, steps=2, after=scheduler.step)
+    assert [group["lr"] for group in optimizer.param_groups] == [0.00025, 0.001]
+
+
+def test_tensor_learning_rate() -> None:
+    numbers = AdamW8bit(make_params(), lr=0.02)
+    tensors = AdamW8bit(make_params(), lr=torch.tensor(0.02, dtype=torch.float64))
+    train(numbers)
+    train(tensors)
+    assert_same(numbers, tensors)
+
+
+def test_clipping_and_accumulation() -> None:
+    """Of the gradients as they are: the optimizer never holds or changes them."""
+    model = nn.Linear(100, 100)
+    optimizer = AdamW8bit(model.parameters())
+    for set_to_none in (True, False):
+        optimizer.zero_grad(set_to_none=set_to_none)
+        assert (model.weight.grad is None) == set_to_none
+        for seed in range(3):
+            torch.manual_seed(seed)
+            model(torch.randn(4, 100)).square().sum().backward()
+        norm = nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        assert norm > 0.1
+        gradient = model.weight.grad.clone()
+        optimizer.step()
+        assert torch.equal(model.weight.grad, gradient)
+    assert optimizer.state[model.weight]["step"] == 2
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("device", ["cpu", "sim"])
+def test_grad_scaler(fused: bool, device: str) -> None:
+    """Unscaled by the scaler or by the step; skipped where a gradient is inf."""
+    scaled, plain = (
+        AdamW8bit(make_params(device=device), fused=fused) for _ in range(2)
+    )
+    scaler = torch.amp.GradScaler(device, init_scale=1024.0)
+    assert getattr(scaled, "_step_supports_amp_scaling", False) == fused
+    for seed in range(3):
+        params, others = (o.param_groups[0]["params"] for o in (scaled, plain))
+        set_gradients(params, seed)
+        set_gradients(others, seed)
+        scaler.scale(torch.zeros((), device=device))
+        for p in params:
+            p.grad *= 1024
+        if seed == 1:
+            params[0].grad[0, 0] = torch.inf
+        else:
+            plain.step()
+        scaler.step(scaled)
+        scaler.update(1024.0)
+        assert_same(scaled, plain)
+    assert scaled.state[params[0]]["step"] == 2
+
+
+def test_closures_and_hooks() -> None:
+    optimizer = AdamW8bit(make_params())
+    seen = []
+    optimizer.register_step_pre_hook(lambda *_: seen.append("pre"))
+    optimizer.register_step_post_hook(lambda *_: seen.append("post"))
+    x = torch.ones(40)
+
+    def closure() -> torch.Tensor:
+        assert torch.is_grad_enabled()
+        optimizer.zero_grad()
+        loss = (x @ optimizer.param_groups[0]["params"][0]).sum()
+        loss.backward()
+        seen.append("closure")
+        return loss
+
+    assert isinstance(optimizer.step(closure), torch.Tensor)
+    assert seen == ["pre", "closure", "post"]
+    assert len(optimizer.state) == 1  # the others have no gradient
+
+
+def test_frozen_and_thawed() -> None:
+    optimizer = AdamW8bit(make_params())
+    first, second, third = optimizer.param_groups[0]["params"]
+    before = third.detach().clone()
+    third.requires_grad_(False)
+    for seed in range(2):
+        set_gradients([first, second], seed)
+        optimizer.step()
+    assert third not in optimizer.state
+    assert torch.equal(third, before)
+    third.requires_grad_(True)
+    train(optimizer)
+    assert optimizer.state[third]["step"] == 4
+    assert optimizer.state[first]["step"] == 6
+    assert not torch.equal(third, before)
+
+
+def test_tied_weights() -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed = nn.Embedding(80, 64)
+            self.head = nn.Linear(64, 80, bias=False)
+            self.head.weight = self.embed.weight
+
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            return self.head(self.embed(ids))
+
+    model = Tied()
+    optimizer = AdamW8bit(model.parameters())
+    for _ in range(2):
+        model(torch.arange(10)).logsumexp(-1).sum().backward()
+        optimizer.step()
+    assert len(optimizer.state) == 1
+    assert optimizer.state[model.head.weight]["step"] == 2
+    assert model.head.weight is model.embed.weight
+
+
+@pytest.mark.parametrize("bits", [8, 32])
+def test_empty_and_scalar_parameters(bits: int) -> None:
+    sizes = ((0, 5), (), (1,))
+    optimizer = AdamW8bit(make_params(sizes=sizes), bits=bits, min_8bit_size=0)
+    train(optimizer)
+    loaded = AdamW8bit(make_params(sizes=sizes), bits=bits, min_8bit_size=0)
+    loaded.load_state_dict(optimizer.state_dict())
+    assert all(state["step"] == 4 for state in loaded.state.values())
+
+
+def strided(kind: str, device: str) -> nn.Parameter:
+    values = make_params(sizes=((6, 8, 12, 10),), device=device)[0].detach()
+    if kind == "channels_last":
+        values = values.to(memory_format=torch.channels_last)
+    elif kind == "transposed":
+        values = values.transpose(0, 3)
+    elif kind == "view":  # dense, of a larger storage
+        values = torch.cat([values, values])[6:]
+    elif kind == "gaps":
+        values = torch.cat([values, values], 1)[:, ::2]
+    return nn.Parameter(values)
+
+
+@pytest.mark.parametrize("kind", ["channels_last", "transposed", "view", "gaps"])
+@pytest.mark.parametrize("bits", [8, 32])
+@pytest.mark.parametrize("device", ["cpu", "sim"])
+def test_layouts(kind: str, bits: int, device: str) -> None:
+    p = strided(kind, device)
+    contiguous = nn.Parameter(p.detach().clone(memory_format=torch.contiguous_format))
+    ours, reference = AdamW8bit([p], bits=bits), torch.optim.AdamW([contiguous])
+    stride = p.stride()
+    train(ours)
+    train(reference)
+    assert p.stride() == stride
+    tolerance = 2e-3 if bits == 8 else 1e-7
+    torch.testing.assert_close(p, contiguous, atol=tolerance, rtol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["channels_last", "transposed", "view", "gaps"])
+def test_gradients_of_another_layout(kind: str) -> None:
+    one, two = (AdamW8bit([strided(kind, "cpu")]) for _ in range(2))
+    train(one)
+    for seed in range(4):
+        (p,) = two.param_groups[0]["params"]
+        set_gradients([p], seed)
+        p.grad = p.grad.clone(memory_format=torch.contiguous_format)
+        two.step()
+    assert_same(one, two)
+
+
+def test_types_that_torch_steps() -> None:
+    """float64 and complex parameters, beside ours."""
+
+    def make() -> list[nn.Parameter]:
+        return [
+            *make_params(torch.float64, ((5000,),)),
+            nn.Parameter(torch.complex(*make_params(sizes=((9,), (9,)))).detach()),
+            *make_params(sizes=((5000,),)),
+        ]
+
+    ours, theirs = AdamW8bit(make()), torch.optim.AdamW(make())
+    train(ours)
+    train(theirs)
+    a, b = ours.param_groups[0]["params"], theirs.param_groups[0]["params"]
+    assert torch.equal(a[0], b[0])
+    assert torch.equal(a[1], b[1])
+    assert "exp_avg_codes" in ours.state[a[2]]
+    loaded = AdamW8bit(make())
+    loaded.load_state_dict(copy.deepcopy(ours.state_dict()))
+    for p, q in zip(a, loaded.param_groups[0]["params"], strict=True):
+        assert all(same_bits(v, loaded.state[q][k]) for k, v in ours.state[p].items())
+
+
+def test_sparse_gradients_are_refused() -> None:
+    embedding = nn.Embedding(100, 64, sparse=True)
+    optimizer = AdamW8bit(embedding.parameters())
+    embedding(torch.arange(3)).sum().backward()
+    with pytest.raises(memscale.InputError, match=r"grad must be dense, got torch.sp"):
+        optimizer.step()
+
+
+def test_stochastic_rounding() -> None:
+    """Steps of less than half an ulp are lost to nearest, and kept on average."""
+
+    def run(**options: Any) -> torch.Tensor:
+        p = nn.Parameter(torch.ones(64, 128, dtype=torch.bfloat16))
+        optimizer = AdamW8bit([p], lr=1e-4, weight_decay=0.0, **options)
+        for _ in range(20):
+            p.grad = torch.ones_like(p)
+            optimizer.step()
+        return p.detach()
+
+    assert torch.equal(run(), torch.ones(64, 128, dtype=torch.bfloat16))
+    rounded = run(stochastic_rounding=True)
+    assert rounded.float().mean().item() == pytest.approx(1 - 20e-4, abs=2e-4)
+    torch.manual_seed(77)  # no draws of torch's
+    assert torch.equal(rounded, run(stochastic_rounding=True))
+
+
+def test_stochastic_rounding_differs_by_parameter() -> None:
+    params = [nn.Parameter(torch.ones(8192, dtype=torch.bfloat16)) for _ in range(2)]
+    optimizer = AdamW8bit(params, stochastic_rounding=True)
+    for p in params:
+        p.grad = torch.ones_like(p)
+    optimizer.step()
+    assert not torch.equal(*params)
+
+
+def test_autograd_sees_the_step() -> None:
+    p = make_params()[0]
+    loss = p.square().sum()
+    p.grad = torch.ones_like(p)
+    AdamW8bit([p]).step()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
