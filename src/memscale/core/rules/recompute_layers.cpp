@@ -106,7 +106,12 @@ class Chooser final {
     bool changed = false;
     for (std::size_t i = 0; i < rules.size(); ++i) {
       const Forecast::Layer& layer = selected.layers[i];
-      if (rules[i].keeps_all() || layer.held < layer.plain) continue;
+      // Those that hold nothing may be around others, whose tape would end
+      // where they run; a trace does not tell whether they are called at all.
+      if (rules[i].keeps_all() || layer.plain == Bytes() ||
+          layer.held < layer.plain) {
+        continue;
+      }
       rules[i].policy = ReplayPolicy::Keep;
       rules[i].keep_set.reset();
       changed = true;
@@ -163,6 +168,15 @@ std::vector<Forecast> forecast_frontier(const Question& question,
     some.push_back(std::move(all[i * (all.size() - 1) / gaps]));
   }
   return some;
+}
+
+bool fits_budget(const Question& question) {
+  const Bytes budget = *question.config.budget - question.margin;
+  if (!question.config.enable_checkpointing) {
+    const auto keep = uniform_rules(question, ReplayPolicy::Keep);
+    return forecast(question, keep).peak <= budget;
+  }
+  return Chooser(question).fastest_within(budget).has_value();
 }
 
 bool recompute_layers(RuleContext& context) {
