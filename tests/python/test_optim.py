@@ -17,7 +17,7 @@ from memscale.optim import Adam8bit, AdamW8bit, to_8bit
 from optim_cases import assert_same, make_params, same_bits, set_gradients, train
 
 # Loaded before the first backward: autograd's engine counts devices there, once.
-pytestmark = pytest.mark.usefixtures("sim")
+pytestmark = pytest.mark.usefixtures("sim", "one_thread")
 
 TWINS = [(Adam8bit, torch.optim.Adam), (AdamW8bit, torch.optim.AdamW)]
 

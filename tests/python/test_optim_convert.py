@@ -17,7 +17,7 @@ from memscale.optim import Adam8bit, AdamW8bit, from_8bit, to_8bit
 from optim_cases import all_params, assert_same, make_params, set_gradients, train
 
 # Loaded before the first backward: autograd's engine counts devices there, once.
-pytestmark = pytest.mark.usefixtures("sim")
+pytestmark = pytest.mark.usefixtures("sim", "one_thread")
 
 PAIRS = [(torch.optim.Adam, Adam8bit), (torch.optim.AdamW, AdamW8bit)]
 

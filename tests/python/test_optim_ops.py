@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -16,19 +15,11 @@ from memscale.optim import Adam8bit, AdamW8bit
 from optim_cases import assert_same, make_params, same_bits, train
 
 # Loaded before the first backward: autograd's engine counts devices there, once.
-pytestmark = pytest.mark.usefixtures("sim")
+pytestmark = pytest.mark.usefixtures("sim", "one_thread")
 
 ops = torch.ops.memscale
 GENERIC_BYTES = 8 << 20  # kGenericBytes of optimizer_backend.h
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-
-
-@pytest.fixture
-def two_threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
 
 
 def quantised(values: Tensor, is_signed: bool) -> tuple[Tensor, Tensor]:
@@ -117,9 +108,10 @@ def test_any_floats_come_back_as_themselves(values: list[float], sign: bool) -> 
 
 
 @pytest.mark.parametrize("bits", [8, 32])
-def test_threads_change_no_bit(two_threads: None, bits: int) -> None:
+def test_threads_change_no_bit(bits: int) -> None:
     sizes = ((1000, 301), (70_001,))
     one, two = (AdamW8bit(make_params(sizes=sizes), bits=bits) for _ in range(2))
+    torch.set_num_threads(2)
     train(two)
     torch.set_num_threads(1)
     train(one)

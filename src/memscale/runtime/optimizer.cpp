@@ -194,10 +194,11 @@ void quantise_(const at::Tensor& codes, const at::Tensor& absmax,
   bump_version(absmax);
 }
 
+template <Backend backend>
 void encode_(const at::Tensor& codes, const at::Tensor& absmax,
              const at::Tensor& values, bool is_signed) {
   check_codes(codes, absmax, values);
-  encode(values, absmax, map_of(is_signed), codes);
+  backend().encode(values, absmax, map_of(is_signed), codes);
   bump_version(codes);
 }
 
@@ -233,6 +234,7 @@ void register_backend(torch::Library& library) {
   library.impl("adam8_", adam8_<backend>);
   library.impl("adam_", adam_<backend>);
   library.impl("quantise_", quantise_<backend>);
+  library.impl("encode_", encode_<backend>);
   library.impl("dequantise_", dequantise_<backend>);
   library.impl("unscale_", unscale_<backend>);
 }
@@ -278,10 +280,8 @@ void register_optimizer_ops() {
     for (const char* schema : kSchemas) schemas.def(schema);
     register_backend<cpu_backend>(
         new_library(torch::Library::IMPL, c10::DispatchKey::CPU));
-    torch::Library& generic = new_library(
-        torch::Library::IMPL, c10::DispatchKey::CompositeExplicitAutograd);
-    register_backend<generic_backend>(generic);
-    generic.impl("encode_", encode_);
+    register_backend<generic_backend>(new_library(
+        torch::Library::IMPL, c10::DispatchKey::CompositeExplicitAutograd));
     torch::Library& meta =
         new_library(torch::Library::IMPL, c10::DispatchKey::Meta);
     for (const char* name : {"adam8_", "adam_", "quantise_", "encode_",

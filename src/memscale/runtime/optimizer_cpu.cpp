@@ -3,7 +3,9 @@
 #include <ATen/Parallel.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
+#include <cmath>
 
 #include "memscale/kernels/kernels.h"
 #include "memscale/runtime/optimizer_backend.h"
@@ -114,6 +116,25 @@ void quantise(const at::Tensor& values, kernels::Map map,
   });
 }
 
+void encode(const at::Tensor& values, const at::Tensor& absmax,
+            kernels::Map map, const at::Tensor& codes) {
+  const std::array<float, 255> borders = code_borders(map);
+  const auto* from = values.const_data_ptr<float>();
+  const auto* scales = absmax.const_data_ptr<float>();
+  auto* to = codes.mutable_data_ptr<uint8_t>();
+  over_blocks(values.numel(), [&](std::size_t first, std::size_t count) {
+    for (std::size_t i = first; i < first + count; ++i) {
+      // Divided, not multiplied by an inverse that may be denormal. NaN, of a
+      // block without healthy values, is coded as 0.
+      const float scaled = from[i] / scales[i / kBlock];
+      const float number = std::isnan(scaled) ? 0.0F : scaled;
+      to[i] = static_cast<uint8_t>(
+          std::upper_bound(borders.begin(), borders.end(), number) -
+          borders.begin());
+    }
+  });
+}
+
 void dequantise(const at::Tensor& codes, const at::Tensor& absmax,
                 kernels::Map map, const at::Tensor& values) {
   const kernels::KernelTable& table = kernels::kernels();
@@ -156,8 +177,8 @@ bool unscale(const at::Tensor& grads, float multiplier) {
 }  // namespace
 
 const OptimizerBackend& cpu_backend() {
-  static constexpr OptimizerBackend backend{adam8, adam, quantise, dequantise,
-                                            unscale};
+  static constexpr OptimizerBackend backend{adam8,  adam,       quantise,
+                                            encode, dequantise, unscale};
   return backend;
 }
 
