@@ -55,8 +55,15 @@ const OptimizerBackend& generic_backend();
 inline constexpr int64_t kPiece = 1 << 18;  // elements
 inline constexpr int64_t kGenericBytes = 8 << 20;
 
+// The CUDA kernels, if this build has them, else the generic path. Once there
+// is a CUDA tensor.
+const OptimizerBackend& cuda_backend();
+
 // For each code but the last the first float that is coded as the next.
 std::array<float, 255> code_borders(kernels::Map map);
+
+// A type that no backend has.
+[[noreturn]] void refuse_type(const at::Tensor& tensor);
 
 // `tensor`'s elements as they lie in memory; it is dense.
 at::Tensor flat(const at::Tensor& tensor);

@@ -67,11 +67,6 @@ void adam_as(kernels::Adam<P, float>* kernel, const kernels::AdamStep& step,
   });
 }
 
-[[noreturn]] void refuse(const at::Tensor& tensor) {
-  TORCH_CHECK_TYPE(false, "param must be float32, bfloat16 or float16, got ",
-                   tensor.scalar_type());
-}
-
 void adam8(const kernels::AdamStep& step, const at::Tensor& param,
            const at::Tensor& grad, const Moments8& state) {
   const kernels::KernelTable& table = kernels::kernels();
@@ -83,7 +78,7 @@ void adam8(const kernels::AdamStep& step, const at::Tensor& param,
     case at::kHalf:
       return adam8_as(table.adam8_f16, step, param, grad, state);
     default:
-      refuse(param);
+      refuse_type(param);
   }
 }
 
@@ -98,7 +93,7 @@ void adam(const kernels::AdamStep& step, const at::Tensor& param,
     case at::kHalf:
       return adam_as(table.adam_f16_state_f32, step, param, grad, state);
     default:
-      refuse(param);
+      refuse_type(param);
   }
 }
 
@@ -170,7 +165,7 @@ bool unscale(const at::Tensor& grads, float multiplier) {
     case at::kHalf:
       return unscale_as(table.unscale_f16, grads, multiplier);
     default:
-      refuse(grads);
+      refuse_type(grads);
   }
 }
 
