@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -116,6 +118,25 @@ def test_threads_change_no_bit(bits: int) -> None:
     torch.set_num_threads(1)
     train(one)
     assert_same(one, two)
+
+
+def test_a_second_thread_is_used() -> None:
+    """In a process where nothing else has started one."""
+    program = """
+import os
+import torch
+import memscale
+torch.set_num_threads(2)
+codes = torch.empty(1 << 20, dtype=torch.uint8)
+absmax, values = torch.empty(1 << 12), torch.empty(1 << 20)
+before = len(os.listdir("/proc/self/task"))
+torch.ops.memscale.quantise_(codes, absmax, values, True)
+print(len(os.listdir("/proc/self/task")) - before)
+"""
+    result = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert result.stdout.strip() == "1"
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
