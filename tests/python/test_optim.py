@@ -347,3 +347,19 @@ def test_autograd_sees_the_step() -> None:
     AdamW8bit([p]).step()
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         loss.backward()
+
+
+def test_beside_wrap() -> None:
+    """A wrapped model's training is the unwrapped one's, with this optimizer too."""
+    models = [nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64))]
+    models.append(copy.deepcopy(models[0]))
+    memscale.wrap(models[0], memscale.Config(force_optimize=True, enable_logging=False))
+    optimizers = [AdamW8bit(model.parameters()) for model in models]
+    for model, optimizer in zip(models, optimizers, strict=True):
+        for seed in range(4):
+            torch.manual_seed(seed)
+            model(torch.randn(8, 64)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert_same(*optimizers)
+    memscale.detach(models[0])
