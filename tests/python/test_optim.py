@@ -363,3 +363,26 @@ def test_beside_wrap() -> None:
             optimizer.zero_grad()
     assert_same(*optimizers)
     memscale.detach(models[0])
+
+
+@pytest.mark.parametrize("scheduled", [False, True])
+def test_compiled_steps(scheduled: bool) -> None:
+    """torch.compile must not take the one call that it traces for all of them."""
+    plain, compiled = (torch.optim.AdamW(make_params()) for _ in range(2))
+    for optimizer in (plain, compiled):
+        if scheduled:
+            LambdaLR(optimizer, lambda n: 1.0)
+        to_8bit(optimizer)
+    step = torch.compile(lambda: compiled.step(), backend="eager")
+    for seed in range(4):
+        set_gradients(compiled.param_groups[0]["params"], seed)
+        step()
+    train(plain)
+    assert_same(plain, compiled)
+
+
+def test_a_flag_set_later_is_refused() -> None:
+    optimizer = AdamW8bit(make_params())
+    optimizer.param_groups[0]["capturable"] = True
+    with pytest.raises(memscale.InputError, match="capturable must be False"):
+        train(optimizer)
