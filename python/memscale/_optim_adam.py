@@ -120,8 +120,9 @@ class EightBit(torch.optim.Adam):
         return overrides.get(p, 32 if small else group["bits"])
 
     # Note [Compiled steps]: torch.compile calls _init_group once, while it traces, and
-    # would never again. So step is not traced; one that a scheduler has bound before
-    # the class changed is, up to here, where tracing is given up.
+    # would never again; on CUDA it would also set capturable. So step is not traced.
+    # One that a scheduler has bound before the class changed is, up to here, where
+    # tracing is given up.
     step = _disable_dynamo(torch.optim.Adam.step)
 
     @_disable_dynamo

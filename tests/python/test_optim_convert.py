@@ -186,6 +186,22 @@ def test_conversion_holds_one_parameter_twice(sim: torch.device) -> None:
     assert memory.peak - memory.current < 2.1 * 512 * 512 + (8 << 20)
 
 
+def test_the_largest_goes_first(monkeypatch: Any) -> None:
+    """What it frees is enough for the rest: memory runs out at once or not at all."""
+    optimizer = torch.optim.AdamW(make_params(sizes=((5000,), (90, 90), (4096,))))
+    train(optimizer)
+    sizes = []
+    convert = _optim_state.to_8bit
+
+    def noting(p: Tensor, state: Any) -> Any:
+        sizes.append(p.numel())
+        return convert(p, state)
+
+    monkeypatch.setattr(_optim_state, "to_8bit", noting)
+    to_8bit(optimizer)
+    assert sizes == [8100, 5000, 4096]
+
+
 @pytest.fixture
 def stand_in(monkeypatch: Any) -> Iterator[list[dict[str, Any]]]:
     """bitsandbytes' function in plain torch, asked for on the CPU; its calls."""
