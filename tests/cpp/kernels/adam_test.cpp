@@ -221,6 +221,16 @@ TEST_P(AdamKernels, EightBitStateStaysNearFullPrecision) {
   EXPECT_LT(apart, 0.05 * moved);
 }
 
+TEST_P(AdamKernels, ZeroedMemoryIsAStateOfZeros) {
+  const Case c{600, Pattern::Sparse};
+  Training<float, std::uint8_t> run(values_of({600, Pattern::Normal}, 1));
+  Training<float, std::uint8_t> zeroed = run;
+  std::ranges::fill(zeroed.m, 0);
+  run.step(k_, adam_step({}, 1), values_of(c, 2));
+  zeroed.step(k_, adam_step({}, 1), values_of(c, 2));
+  EXPECT_TRUE(same(zeroed, run));
+}
+
 TEST_P(AdamKernels, OneBadGradientMakesItsBlockNan) {
   Training<float, std::uint8_t> run(values_of({600, Pattern::Normal}, 1));
   std::vector<float> grads = values_of({600, Pattern::Normal}, 2);
