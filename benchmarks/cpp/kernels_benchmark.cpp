@@ -1,6 +1,6 @@
 // What an optimizer step costs for each parameter, on one thread: in cache
 // (16 Ki parameters) and out of it (100 M), for each table of kernels that this
-// CPU can run. `ns_per` is nanoseconds for one element.
+// CPU can run. `each` is the time for one element.
 #include <benchmark/benchmark.h>
 
 #include <bit>
@@ -61,8 +61,8 @@ Vector<T> of_type(const Vector<float>& values) {
 }
 
 void report(benchmark::State& state, std::int64_t count) {
-  state.counters["ns_per"] =
-      benchmark::Counter(1e-9 * static_cast<double>(count),
+  state.counters["each"] =
+      benchmark::Counter(static_cast<double>(count),
                          benchmark::Counter::kIsIterationInvariantRate |
                              benchmark::Counter::kInvert);
 }

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._compile import _disable_dynamo
+from torch._guards import TracingContext
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from memscale import _bitsandbytes
@@ -118,10 +119,21 @@ class EightBit(torch.optim.Adam):
         small = p.numel() < group["min_8bit_size"]
         return overrides.get(p, 32 if small else group["bits"])
 
+    # Note [Compiled steps]: torch.compile calls _init_group once, while it traces, and
+    # would never again; on CUDA it would also set capturable. So step is not traced.
+    # One that a scheduler has bound before the class changed is, up to here, where
+    # tracing is given up.
+    step = _disable_dynamo(torch.optim.Adam.step)
+
     @_disable_dynamo
     def _init_group(  # type: ignore[no-untyped-def]
         self, group, params_with_grad, grads, *lists
     ) -> bool:
+        if TracingContext.try_get() is not None:
+            from torch._dynamo.variables.optimizer import ArgMappingException
+
+            raise ArgMappingException  # "trace normally", which breaks the graph
+        check_group(group)
         ours: list[Tensor] = []
         theirs: list[Tensor] = []
         for p in group["params"]:

@@ -49,3 +49,12 @@ def sim(sim_of: Callable[[int | str], torch.device]) -> torch.device:
     )
     torch.accelerator.reset_peak_memory_stats()
     return device
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Torch on one thread: with many small operators, more only wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

@@ -17,7 +17,7 @@ from memscale.optim import Adam8bit, AdamW8bit, to_8bit
 from optim_cases import assert_same, make_params, same_bits, set_gradients, train
 
 # Loaded before the first backward: autograd's engine counts devices there, once.
-pytestmark = pytest.mark.usefixtures("sim")
+pytestmark = pytest.mark.usefixtures("sim", "one_thread")
 
 TWINS = [(Adam8bit, torch.optim.Adam), (AdamW8bit, torch.optim.AdamW)]
 
@@ -347,3 +347,42 @@ def test_autograd_sees_the_step() -> None:
     AdamW8bit([p]).step()
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         loss.backward()
+
+
+def test_beside_wrap() -> None:
+    """A wrapped model's training is the unwrapped one's, with this optimizer too."""
+    models = [nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64))]
+    models.append(copy.deepcopy(models[0]))
+    memscale.wrap(models[0], memscale.Config(force_optimize=True, enable_logging=False))
+    optimizers = [AdamW8bit(model.parameters()) for model in models]
+    for model, optimizer in zip(models, optimizers, strict=True):
+        for seed in range(4):
+            torch.manual_seed(seed)
+            model(torch.randn(8, 64)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert_same(*optimizers)
+    memscale.detach(models[0])
+
+
+@pytest.mark.parametrize("scheduled", [False, True])
+def test_compiled_steps(scheduled: bool) -> None:
+    """torch.compile must not take the one call that it traces for all of them."""
+    plain, compiled = (torch.optim.AdamW(make_params()) for _ in range(2))
+    for optimizer in (plain, compiled):
+        if scheduled:
+            LambdaLR(optimizer, lambda n: 1.0)
+        to_8bit(optimizer)
+    step = torch.compile(lambda: compiled.step(), backend="eager")
+    for seed in range(4):
+        set_gradients(compiled.param_groups[0]["params"], seed)
+        step()
+    train(plain)
+    assert_same(plain, compiled)
+
+
+def test_a_flag_set_later_is_refused() -> None:
+    optimizer = AdamW8bit(make_params())
+    optimizer.param_groups[0]["capturable"] = True
+    with pytest.raises(memscale.InputError, match="capturable must be False"):
+        train(optimizer)

@@ -17,7 +17,7 @@ from memscale.optim import Adam8bit, AdamW8bit, from_8bit, to_8bit
 from optim_cases import all_params, assert_same, make_params, set_gradients, train
 
 # Loaded before the first backward: autograd's engine counts devices there, once.
-pytestmark = pytest.mark.usefixtures("sim")
+pytestmark = pytest.mark.usefixtures("sim", "one_thread")
 
 PAIRS = [(torch.optim.Adam, Adam8bit), (torch.optim.AdamW, AdamW8bit)]
 
@@ -184,6 +184,22 @@ def test_conversion_holds_one_parameter_twice(sim: torch.device) -> None:
     with memscale.memory.track(sim) as memory:
         from_8bit(optimizer)
     assert memory.peak - memory.current < 2.1 * 512 * 512 + (8 << 20)
+
+
+def test_the_largest_goes_first(monkeypatch: Any) -> None:
+    """What it frees is enough for the rest: memory runs out at once or not at all."""
+    optimizer = torch.optim.AdamW(make_params(sizes=((5000,), (90, 90), (4096,))))
+    train(optimizer)
+    sizes = []
+    convert = _optim_state.to_8bit
+
+    def noting(p: Tensor, state: Any) -> Any:
+        sizes.append(p.numel())
+        return convert(p, state)
+
+    monkeypatch.setattr(_optim_state, "to_8bit", noting)
+    to_8bit(optimizer)
+    assert sizes == [8100, 5000, 4096]
 
 
 @pytest.fixture

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -16,19 +17,11 @@ from memscale.optim import Adam8bit, AdamW8bit
 from optim_cases import assert_same, make_params, same_bits, train
 
 # Loaded before the first backward: autograd's engine counts devices there, once.
-pytestmark = pytest.mark.usefixtures("sim")
+pytestmark = pytest.mark.usefixtures("sim", "one_thread")
 
 ops = torch.ops.memscale
 GENERIC_BYTES = 8 << 20  # kGenericBytes of optimizer_backend.h
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-
-
-@pytest.fixture
-def two_threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
 
 
 def quantised(values: Tensor, is_signed: bool) -> tuple[Tensor, Tensor]:
@@ -117,13 +110,33 @@ def test_any_floats_come_back_as_themselves(values: list[float], sign: bool) -> 
 
 
 @pytest.mark.parametrize("bits", [8, 32])
-def test_threads_change_no_bit(two_threads: None, bits: int) -> None:
+def test_threads_change_no_bit(bits: int) -> None:
     sizes = ((1000, 301), (70_001,))
     one, two = (AdamW8bit(make_params(sizes=sizes), bits=bits) for _ in range(2))
+    torch.set_num_threads(2)
     train(two)
     torch.set_num_threads(1)
     train(one)
     assert_same(one, two)
+
+
+def test_a_second_thread_is_used() -> None:
+    """In a process where nothing else has started one."""
+    program = """
+import os
+import torch
+import memscale
+torch.set_num_threads(2)
+codes = torch.empty(1 << 20, dtype=torch.uint8)
+absmax, values = torch.empty(1 << 12), torch.empty(1 << 20)
+before = len(os.listdir("/proc/self/task"))
+torch.ops.memscale.quantise_(codes, absmax, values, True)
+print(len(os.listdir("/proc/self/task")) - before)
+"""
+    result = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert result.stdout.strip() == "1"
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

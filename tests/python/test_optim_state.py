@@ -15,7 +15,7 @@ from memscale.optim import Adam8bit, AdamW8bit
 from optim_cases import all_params, assert_same, make_params, train
 
 # Loaded before the first backward: autograd's engine counts devices there, once.
-pytestmark = pytest.mark.usefixtures("sim")
+pytestmark = pytest.mark.usefixtures("sim", "one_thread")
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 

@@ -20,6 +20,7 @@ from memscale.benchmarks import goals
 # Each is a module with ``run(quick: bool) -> goals.Report``.
 BENCHMARKS = {
     "budget": "plans under a byte budget beside uniform checkpointing: bytes and time",
+    "optimizer": "8-bit and fp32 AdamW beside torch's and others: time and bytes",
     "predict": "predicted against measured peaks, and what predicting costs",
     "recompute": "replay against plain training and checkpointing: bytes and time",
 }

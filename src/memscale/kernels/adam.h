@@ -57,8 +57,8 @@ AdamStep adam_step(const AdamOptions& options, std::int64_t step,
                    double grad_multiplier = 1);
 
 // Moments at one byte each: m by the signed map, v by the unsigned, one absmax
-// for each block (see blockwise.h). All zero bits is not the zero state: fill m
-// with kSignedZero.
+// for each block (see blockwise.h). With absmax 0 all codes mean 0, so memory
+// full of zeros is a state of zeros.
 struct State8 {
   std::uint8_t* m = nullptr;
   std::uint8_t* v = nullptr;

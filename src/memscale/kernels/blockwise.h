@@ -19,7 +19,7 @@
 // The second factor and the product are each rounded to float. Codes count the
 // values upwards: 0 is code 127 of the signed map and code 0 of the unsigned.
 // bitsandbytes builds the same maps in other float steps: its values are these
-// within 3 units in the last place.
+// within 2 units in the last place.
 //
 // Note [blocks]: a block is 256 elements from the start of a tensor; the last
 // may be shorter. Callers that split the work split at multiples of kBlock, and

@@ -18,8 +18,8 @@ std::array<float, 256> build_map(Map map) {
   const int last = is_signed ? 6 : 7;
   std::array<float, 256> values{};
   std::size_t size = 0;
-  for (int e = is_signed ? 0 : 1; e <= last; ++e) {
-    const int n = 1 << e;
+  int n = is_signed ? 1 : 2;
+  for (int e = is_signed ? 0 : 1; e <= last; ++e, n *= 2) {
     const auto part =
         static_cast<float>(1 / (20 * n * std::pow(10.0, last - e)));
     for (int j = 0; j < n; ++j) {
@@ -84,9 +84,9 @@ float load(Bf16 value) {
 }
 
 float load(Fp16 value) {
-  const int exponent = value.bits >> 10U & 31U;
-  const int fraction = value.bits & 1023U;
-  const float sign = (value.bits >> 15U) != 0 ? -1.0F : 1.0F;
+  const int exponent = value.bits / 1024 % 32;
+  const int fraction = value.bits % 1024;
+  const float sign = value.bits >= 0x8000 ? -1.0F : 1.0F;
   if (exponent == 31) return fraction != 0 ? kNan : sign * INFINITY;
   if (exponent == 0) return sign * std::ldexp(float(fraction), -24);
   return sign * std::ldexp(float(1024 + fraction), exponent - 25);

@@ -1,12 +1,13 @@
 // The operators: what they check, and how they are known to torch.
 //
 // Note [Which path runs where]
-// The CPU key has the kernels. CompositeExplicitAutograd has the generic path,
-// and so every other device takes it until someone registers a kernel for that
-// device's own key. An operator with a CompositeExplicitAutograd kernel never
-// reaches a backend fallback, so the simulated device, whose fallback would
-// run the CPU's kernel, takes the generic path as a card would. The Meta key
-// does nothing: steps on fake tensors have no values and no temporaries.
+// The CPU and CUDA keys have the kernels. CompositeExplicitAutograd has the
+// generic path, and so every other device takes it until someone registers a
+// kernel for that device's own key. An operator with a
+// CompositeExplicitAutograd kernel never reaches a backend fallback, so the
+// simulated device, whose fallback would run the CPU's kernel, takes the
+// generic path as a card without kernels would. The Meta key does nothing: fake
+// tensors have no values, and the steps no temporaries.
 #include "memscale/runtime/optimizer.h"
 
 #include <ATen/core/stack.h>
@@ -194,10 +195,11 @@ void quantise_(const at::Tensor& codes, const at::Tensor& absmax,
   bump_version(absmax);
 }
 
+template <Backend backend>
 void encode_(const at::Tensor& codes, const at::Tensor& absmax,
              const at::Tensor& values, bool is_signed) {
   check_codes(codes, absmax, values);
-  encode(values, absmax, map_of(is_signed), codes);
+  backend().encode(values, absmax, map_of(is_signed), codes);
   bump_version(codes);
 }
 
@@ -233,6 +235,7 @@ void register_backend(torch::Library& library) {
   library.impl("adam8_", adam8_<backend>);
   library.impl("adam_", adam_<backend>);
   library.impl("quantise_", quantise_<backend>);
+  library.impl("encode_", encode_<backend>);
   library.impl("dequantise_", dequantise_<backend>);
   library.impl("unscale_", unscale_<backend>);
 }
@@ -271,6 +274,11 @@ at::Tensor flat(const at::Tensor& tensor) {
   return tensor.as_strided({tensor.numel()}, {1}, tensor.storage_offset());
 }
 
+void refuse_type(const at::Tensor& tensor) {
+  TORCH_CHECK_TYPE(false, "param must be float32, bfloat16 or float16, got ",
+                   tensor.scalar_type());
+}
+
 void register_optimizer_ops() {
   static std::once_flag once;
   std::call_once(once, [] {
@@ -278,10 +286,10 @@ void register_optimizer_ops() {
     for (const char* schema : kSchemas) schemas.def(schema);
     register_backend<cpu_backend>(
         new_library(torch::Library::IMPL, c10::DispatchKey::CPU));
-    torch::Library& generic = new_library(
-        torch::Library::IMPL, c10::DispatchKey::CompositeExplicitAutograd);
-    register_backend<generic_backend>(generic);
-    generic.impl("encode_", encode_);
+    register_backend<cuda_backend>(
+        new_library(torch::Library::IMPL, c10::DispatchKey::CUDA));
+    register_backend<generic_backend>(new_library(
+        torch::Library::IMPL, c10::DispatchKey::CompositeExplicitAutograd));
     torch::Library& meta =
         new_library(torch::Library::IMPL, c10::DispatchKey::Meta);
     for (const char* name : {"adam8_", "adam_", "quantise_", "encode_",

@@ -2,6 +2,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <array>
+
 #include "memscale/kernels/adam.h"
 #include "memscale/kernels/blockwise.h"
 
@@ -34,6 +36,10 @@ struct OptimizerBackend {
                const at::Tensor& grad, const Moments& state);
   void (*quantise)(const at::Tensor& values, kernels::Map map,
                    const at::Tensor& codes, const at::Tensor& absmax);
+  // Codes of values that were dequantised with `absmax`: the codes they had
+  // then, exactly (see docs/optimizer.md).
+  void (*encode)(const at::Tensor& values, const at::Tensor& absmax,
+                 kernels::Map map, const at::Tensor& codes);
   void (*dequantise)(const at::Tensor& codes, const at::Tensor& absmax,
                      kernels::Map map, const at::Tensor& values);
   bool (*unscale)(const at::Tensor& grads, float multiplier);
@@ -46,13 +52,18 @@ const OptimizerBackend& cpu_backend();
 // bits as the kernels. Temporaries are at most kGenericBytes at a time,
 // however large the tensors.
 const OptimizerBackend& generic_backend();
-inline constexpr int64_t kPiece = 1 << 18;          // elements
+inline constexpr int64_t kPiece = 1 << 18;  // elements
 inline constexpr int64_t kGenericBytes = 8 << 20;
 
-// Codes of values that were dequantised with `absmax`: the codes they had then,
-// exactly (see docs/optimizer.md). Operators of torch, on any device.
-void encode(const at::Tensor& values, const at::Tensor& absmax,
-            kernels::Map map, const at::Tensor& codes);
+// The CUDA kernels, if this build has them, else the generic path. Once there
+// is a CUDA tensor.
+const OptimizerBackend& cuda_backend();
+
+// For each code but the last the first float that is coded as the next.
+std::array<float, 255> code_borders(kernels::Map map);
+
+// A type that no backend has.
+[[noreturn]] void refuse_type(const at::Tensor& tensor);
 
 // `tensor`'s elements as they lie in memory; it is dense.
 at::Tensor flat(const at::Tensor& tensor);

@@ -3,7 +3,9 @@
 #include <ATen/Parallel.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
+#include <cmath>
 
 #include "memscale/kernels/kernels.h"
 #include "memscale/runtime/optimizer_backend.h"
@@ -65,11 +67,6 @@ void adam_as(kernels::Adam<P, float>* kernel, const kernels::AdamStep& step,
   });
 }
 
-[[noreturn]] void refuse(const at::Tensor& tensor) {
-  TORCH_CHECK_TYPE(false, "param must be float32, bfloat16 or float16, got ",
-                   tensor.scalar_type());
-}
-
 void adam8(const kernels::AdamStep& step, const at::Tensor& param,
            const at::Tensor& grad, const Moments8& state) {
   const kernels::KernelTable& table = kernels::kernels();
@@ -81,7 +78,7 @@ void adam8(const kernels::AdamStep& step, const at::Tensor& param,
     case at::kHalf:
       return adam8_as(table.adam8_f16, step, param, grad, state);
     default:
-      refuse(param);
+      refuse_type(param);
   }
 }
 
@@ -96,7 +93,7 @@ void adam(const kernels::AdamStep& step, const at::Tensor& param,
     case at::kHalf:
       return adam_as(table.adam_f16_state_f32, step, param, grad, state);
     default:
-      refuse(param);
+      refuse_type(param);
   }
 }
 
@@ -111,6 +108,25 @@ void quantise(const at::Tensor& values, kernels::Map map,
   auto* scales = absmax.mutable_data_ptr<float>();
   over_blocks(values.numel(), [&](std::size_t first, std::size_t count) {
     kernel(from + first, count, to + first, scales + first / kBlock);
+  });
+}
+
+void encode(const at::Tensor& values, const at::Tensor& absmax,
+            kernels::Map map, const at::Tensor& codes) {
+  const std::array<float, 255> borders = code_borders(map);
+  const auto* from = values.const_data_ptr<float>();
+  const auto* scales = absmax.const_data_ptr<float>();
+  auto* to = codes.mutable_data_ptr<uint8_t>();
+  over_blocks(values.numel(), [&](std::size_t first, std::size_t count) {
+    for (std::size_t i = first; i < first + count; ++i) {
+      // Divided, not multiplied by an inverse that may be denormal. NaN, of a
+      // block without healthy values, is coded as 0.
+      const float scaled = from[i] / scales[i / kBlock];
+      const float number = std::isnan(scaled) ? 0.0F : scaled;
+      to[i] = static_cast<uint8_t>(
+          std::upper_bound(borders.begin(), borders.end(), number) -
+          borders.begin());
+    }
   });
 }
 
@@ -149,15 +165,15 @@ bool unscale(const at::Tensor& grads, float multiplier) {
     case at::kHalf:
       return unscale_as(table.unscale_f16, grads, multiplier);
     default:
-      refuse(grads);
+      refuse_type(grads);
   }
 }
 
 }  // namespace
 
 const OptimizerBackend& cpu_backend() {
-  static constexpr OptimizerBackend backend{adam8, adam, quantise, dequantise,
-                                            unscale};
+  static constexpr OptimizerBackend backend{adam8,  adam,       quantise,
+                                            encode, dequantise, unscale};
   return backend;
 }
 

@@ -55,24 +55,12 @@ void over_pieces(int64_t count, F work) {
   }
 }
 
-// A map on a device: the value of each code, and for each two neighbours the
-// first float that is coded as the upper.
+// A map on a device.
 struct Codec {
-  Codec(Map map, c10::Device device) {
-    const float* of_code = kernels::map_values(map);
-    std::vector<float> firsts;
-    for (int code = 0; code < 255; ++code) {
-      const double middle = (double{of_code[code]} + of_code[code + 1]) / 2;
-      auto first = static_cast<float>(middle);
-      // A tie goes to the value nearer to zero: to the upper of negative ones.
-      const bool keeps_tie = of_code[code + 1] <= 0;
-      if (first < middle || (first == middle && !keeps_tie)) {
-        first = std::nextafter(first, 2.0F);
-      }
-      firsts.push_back(first);
-    }
-    values = at::tensor(at::ArrayRef<float>(of_code, 256)).to(device);
-    borders = at::tensor(at::ArrayRef<float>(firsts)).to(device);
+  Codec(Map map, c10::Device device)
+      : values(at::tensor(at::ArrayRef<float>(kernels::map_values(map), 256))
+                   .to(device)),
+        borders(at::tensor(at::ArrayRef<float>(code_borders(map))).to(device)) {
   }
 
   at::Tensor values, borders;
@@ -223,6 +211,18 @@ void dequantise(const at::Tensor& codes, const at::Tensor& absmax, Map map,
   });
 }
 
+void encode(const at::Tensor& values, const at::Tensor& absmax, Map map,
+            const at::Tensor& codes) {
+  const Codec codec(map, values.device());
+  const at::Tensor all = flat(values);
+  over_pieces(values.numel(), [&](const Piece& piece) {
+    // Divided, not multiplied by an inverse that may be denormal.
+    write_codes(codec,
+                piece.elements(all).div(piece.blocks(absmax).unsqueeze(1)),
+                piece.elements(codes));
+  });
+}
+
 bool unscale(const at::Tensor& grads, float multiplier) {
   at::Tensor all = flat(grads);
   all.mul_(multiplier);
@@ -236,21 +236,25 @@ bool unscale(const at::Tensor& grads, float multiplier) {
 }  // namespace
 
 const OptimizerBackend& generic_backend() {
-  static constexpr OptimizerBackend backend{adam8, adam, quantise, dequantise,
-                                            unscale};
+  static constexpr OptimizerBackend backend{adam8,  adam,       quantise,
+                                            encode, dequantise, unscale};
   return backend;
 }
 
-void encode(const at::Tensor& values, const at::Tensor& absmax, Map map,
-            const at::Tensor& codes) {
-  const Codec codec(map, values.device());
-  const at::Tensor all = flat(values);
-  over_pieces(values.numel(), [&](const Piece& piece) {
-    // Divided, not multiplied by an inverse that may be denormal.
-    write_codes(codec,
-                piece.elements(all).div(piece.blocks(absmax).unsqueeze(1)),
-                piece.elements(codes));
-  });
+std::array<float, 255> code_borders(Map map) {
+  const float* values = kernels::map_values(map);
+  std::array<float, 255> borders{};
+  for (std::size_t code = 0; code < borders.size(); ++code) {
+    const double middle = (double{values[code]} + values[code + 1]) / 2;
+    auto first = static_cast<float>(middle);
+    // A tie goes to the value nearer to zero: to the upper of negative ones.
+    const bool keeps_tie = values[code + 1] <= 0;
+    if (first < middle || (first == middle && !keeps_tie)) {
+      first = std::nextafter(first, 2.0F);
+    }
+    borders[code] = first;
+  }
+  return borders;
 }
 
 }  // namespace memscale
