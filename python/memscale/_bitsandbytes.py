@@ -5,7 +5,7 @@ absmax for 256 elements: so it steps our state as it is, and one may take over f
 the other at any step. It has no maximize, no L2 decay in the gradient (its ``adam``
 decays as AdamW does) and no stochastic rounding: those steps are ours.
 
-Tested with a stand-in; not run on CUDA.
+Tested with a stand-in, tried with its code for the CPU; not run on CUDA.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ def step(
             "adam",
             p.grad.contiguous(),
             p,
-            state["exp_avg_codes"],
-            state["exp_avg_sq_codes"],
+            state["exp_avg_codes"].view(p.shape),
+            state["exp_avg_sq_codes"].view(p.shape),
             beta1,
             beta2,
             0.0,  # beta3 and alpha: AdEMAMix's

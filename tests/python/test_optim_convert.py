@@ -213,11 +213,12 @@ def stand_in(monkeypatch: Any) -> Iterator[list[dict[str, Any]]]:
         qmap1: Tensor, qmap2: Tensor, absmax1: Tensor, absmax2: Tensor,
         weight_decay: float = 0.0, gnorm_scale: float = 1.0, skip_zeros: bool = False,
     ) -> None:  # fmt: skip
+        assert g.shape == p.shape == m.shape == v.shape
         calls.append({"name": name, "step": step, "scale": gnorm_scale})
         wide = []
         for codes, qmap, absmax in ((m, qmap1, absmax1), (v, qmap2, absmax2)):
             scale = absmax.repeat_interleave(256)[: codes.numel()]
-            wide.append((qmap[codes.long()] * scale).view_as(p))
+            wide.append((qmap[codes.flatten().long()] * scale).view_as(p))
         g = g.float() * gnorm_scale
         wide[0].lerp_(g, 1 - beta1)
         wide[1].mul_(beta2).addcmul_(g, g, value=1 - beta2)
