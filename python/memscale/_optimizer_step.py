@@ -23,7 +23,13 @@ from memscale._C import InputError, Recorder
 from memscale._optim_adam import EightBit
 from memscale._repeat import has_gradient
 
-__all__ = ["OptimizerLike", "describe_optimizer", "optimizer_names", "trace_step"]
+__all__ = [
+    "OptimizerLike",
+    "describe_optimizer",
+    "innermost_optimizer",
+    "optimizer_names",
+    "trace_step",
+]
 
 OptimizerLike = (
     str
@@ -44,13 +50,22 @@ def optimizer_names() -> dict[str, type[torch.optim.Optimizer]]:
     }
 
 
+def innermost_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """What steps: some wrap another, accelerate's for one."""
+    while isinstance(
+        inner := getattr(optimizer, "optimizer", None), torch.optim.Optimizer
+    ):
+        optimizer = inner
+    return optimizer
+
+
 def describe_optimizer(optimizer: OptimizerLike) -> str:
     if optimizer is None:
         return "none"
     if isinstance(optimizer, str):
         return _by_name(optimizer).__name__
     if isinstance(optimizer, torch.optim.Optimizer):
-        return type(optimizer).__name__
+        return type(innermost_optimizer(optimizer)).__name__
     if not callable(optimizer):
         raise InputError(
             "optimizer must be a name, an optimizer, a function that makes one or "
@@ -82,7 +97,7 @@ def trace_step(
     if optimizer is None:
         return
     if isinstance(optimizer, torch.optim.Optimizer):
-        stepped, copies = _fake_twin(optimizer, fake_of)
+        stepped, copies = _fake_twin(innermost_optimizer(optimizer), fake_of)
     else:
         make: Callable[[Any], Any] = (
             _by_name(optimizer) if isinstance(optimizer, str) else optimizer
@@ -168,6 +183,13 @@ def _fake_twin(
     optimizer: torch.optim.Optimizer, fake_of: dict[nn.Parameter, torch.Tensor]
 ) -> tuple[torch.optim.Optimizer, dict[torch.Tensor, list[torch.Tensor]]]:
     """The same optimizer, its settings and code, over fakes and with no state."""
+    for name in ("param_groups", "state"):
+        # Setting it on a twin would set it on what is behind it.
+        if isinstance(getattr(type(optimizer), name, None), property):
+            raise InputError(
+                f"optimizer must hold its {name} itself, got "
+                f"{type(optimizer).__name__}, which passes on those of another"
+            )
     missing = [
         list(p.shape)
         for group in optimizer.param_groups

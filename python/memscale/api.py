@@ -50,7 +50,8 @@ def wrap(
     layer what it keeps for backward and what backward computes again: the smallest
     peak for the time that ``config.mode`` may spend, or the fastest under
     ``config.budget``.
-    Loss, gradients and random numbers are the same to the last bit.
+    Loss, gradients and random numbers are the same to the last bit, unless the config
+    asks for what is lossy: ``use_8bit_optimizer``, which mode aggressive may choose.
     ``sample_input``: a batch, as for ``memscale.estimate``, to plan with at once;
     without one the plan is made with the first batch, before it runs. A model that is
     wrapped already is wrapped anew. ``async_offload`` and ``async_config`` replace the
@@ -170,6 +171,15 @@ def _attach(
         if not config.resolve().enable_checkpointing:
             raise ConfigError("plan must not be given with enable_checkpointing=False")
         told = load_plan(config.plan, model)
+        if (
+            told.optimizer_bits == 8
+            and config.is_set("use_8bit_optimizer")
+            and not config.use_8bit_optimizer
+        ):
+            raise ConfigError(
+                "use_8bit_optimizer must not be False with a plan whose "
+                "optimizer_bits is 8"
+            )
     if getattr(model, EXECUTOR, None) is not None:
         detach(model)  # from here on nothing that the caller said can be wrong
     executor = Executor(model, config, optimizer, told)

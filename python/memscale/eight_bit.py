@@ -10,7 +10,9 @@ from __future__ import annotations
 import gc
 import logging
 import weakref
+from collections import defaultdict
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -18,22 +20,34 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
+from memscale._optim_adam import OPTIONS
+from memscale._optimizer_step import innermost_optimizer
 from memscale.optim import from_8bit, is_8bit, to_8bit
 
 __all__ = ["EightBitState", "find_optimizer"]
 
 Say = Callable[[str, int], None]
 
+# How many wrapped models have converted an optimizer; the last gives it back.
+_holders: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] = (
+    weakref.WeakKeyDictionary()
+)
+
 
 class EightBitState:
     """Of one model. Holds neither the model nor its optimizers alive."""
 
-    def __init__(self, model: nn.Module, say: Say) -> None:
+    def __init__(self, model: nn.Module, say: weakref.WeakMethod[Say]) -> None:
         self._model = weakref.ref(model)
-        self._say = say
+        self._say_ref = say
         self._seen: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         self._converted: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         _watch(self)
+
+    def _say(self, text: str, level: int) -> None:
+        say = self._say_ref()
+        if say is not None:
+            say(text, level)
 
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
         model = self._model()
@@ -46,37 +60,53 @@ class EightBitState:
 
     def convert(self, optimizer: torch.optim.Optimizer) -> None:
         """Make it 8-bit, if it can be. Says what was done, or why nothing was."""
-        inner = getattr(optimizer, "optimizer", None)
-        if isinstance(inner, torch.optim.Optimizer):  # accelerate's wraps another
-            self._seen.add(optimizer)
-            optimizer = inner
+        optimizer = innermost_optimizer(optimizer)
         if optimizer in self._seen:
             return
-        self._seen.add(optimizer)
+        holders = _holders.get(optimizer, 0)
+        if is_8bit(optimizer) and holders == 0:
+            self._seen.add(optimizer)  # the user's own
+            return
         name = type(optimizer).__name__
-        if is_8bit(optimizer):
-            return  # the user's own
         why_not = to_8bit(optimizer)
+        self._seen.add(optimizer)  # not if that raised: then the next step tries again
         if why_not is not None:
             self._say(f"use_8bit_optimizer: {why_not}", logging.WARNING)
             return
+        _holders[optimizer] = holders + 1
         self._converted.add(optimizer)
         self._say(f"the state of {name} is held in 8 bits", logging.INFO)
 
-    def before(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer | str:
+    def before(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
         """What it was before it was converted, to predict the plain step with."""
         if optimizer not in self._converted:
             return optimizer
-        return "adamw" if isinstance(optimizer, torch.optim.AdamW) else "adam"
+        is_adamw = isinstance(optimizer, torch.optim.AdamW)
+        plain = object.__new__(torch.optim.AdamW if is_adamw else torch.optim.Adam)
+        plain.__dict__.update(optimizer.__dict__)
+        plain.param_groups = [
+            {name: value for name, value in group.items() if name not in OPTIONS}
+            for group in optimizer.param_groups
+        ]
+        plain.state = defaultdict(dict)
+        return plain
 
     def detach(self) -> None:
         """Give every optimizer that was converted its own state back."""
         _stop_watching(self)
-        for optimizer in list(self._converted):
-            if is_8bit(optimizer):
-                from_8bit(optimizer)
-        self._converted.clear()
-        self._seen.clear()
+        with ExitStack() as all_of_them:  # also if one of them fails
+            for optimizer in list(self._converted):
+                all_of_them.callback(_give_back, optimizer)
+            self._converted.clear()
+            self._seen.clear()
+
+
+def _give_back(optimizer: torch.optim.Optimizer) -> None:
+    holders = _holders.pop(optimizer, 1) - 1
+    if holders > 0:
+        _holders[optimizer] = holders
+    elif is_8bit(optimizer):
+        from_8bit(optimizer)
 
 
 # ---- every step of every optimizer ----
@@ -123,9 +153,5 @@ def find_optimizer(model: nn.Module) -> torch.optim.Optimizer | None:
         if issubclass(type(thing), torch.optim.Optimizer) and holds_parameters(
             thing, model
         ):
-            # Some wrap another, accelerate's for one.
-            inner = getattr(thing, "optimizer", None)
-            found = inner if isinstance(inner, torch.optim.Optimizer) else thing
-            assert isinstance(found, torch.optim.Optimizer)
-            return found
+            return innermost_optimizer(thing)
     return None

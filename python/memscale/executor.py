@@ -29,6 +29,7 @@ from torch.compiler import is_compiling
 
 from memscale import _hook_stack, logs, replay
 from memscale._C import Error, InputError, Plan, PlanError, TraceError
+from memscale._optimizer_step import innermost_optimizer
 from memscale._planned import Planned, resident_bytes, state_of
 from memscale._progress import progress
 from memscale._shell import without_hooks_of_users
@@ -85,7 +86,8 @@ class Executor:
         model = innermost(model)
         # Weak: a model that is dropped is freed at once, as it would be without us.
         self._model_ref = weakref.ref(model)
-        self._optimizer = optimizer
+        # Weak as well: what it holds may be as large.
+        self._optimizer_ref = None if optimizer is None else weakref.ref(optimizer)
         self._use_cache = UseCache(model)
         self._on_detach: list[Callable[[], object]] = []
         self._planned: Signatures[Planned] = Signatures()
@@ -124,6 +126,10 @@ class Executor:
         if model is None:
             raise ReferenceError("the model of this executor is gone")
         return model
+
+    @property
+    def _optimizer(self) -> torch.optim.Optimizer | None:
+        return None if self._optimizer_ref is None else self._optimizer_ref()
 
     # ---- what users ask ----
 
@@ -209,7 +215,8 @@ class Executor:
     def _hold_state_in_8_bits(self) -> None:
         if self._eight_bit is not None:
             return
-        self._eight_bit = EightBitState(self._model, self.say)
+        # Weak: nothing here waits for a garbage collection.
+        self._eight_bit = EightBitState(self._model, weakref.WeakMethod(self.say))
         self._on_detach.append(self._eight_bit.detach)
         if self._optimizer is not None:
             self._eight_bit.convert(self._optimizer)
@@ -354,7 +361,7 @@ class Executor:
         """That steps the model, as it would be without us."""
         found = self._optimizer or find_optimizer(self._model)
         if found is not None and self._eight_bit is not None:
-            return self._eight_bit.before(found)
+            return self._eight_bit.before(innermost_optimizer(found))
         return found or "adamw"
 
     def _say_no_plan(self, why: str) -> None:

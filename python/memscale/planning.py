@@ -23,7 +23,7 @@ from torch import nn
 
 from memscale import _C, hardware
 from memscale._C import CostModel, OpTimes, Plan, PlanError, Question, format_bytes
-from memscale._optimizer_step import OptimizerLike
+from memscale._optimizer_step import OptimizerLike, innermost_optimizer
 from memscale._use_cache import UseCache
 from memscale.config import Config
 from memscale.estimator import Estimate, estimate
@@ -208,7 +208,7 @@ def _question(
 
 def _can_be_8bit(optimizer: OptimizerLike, traced: Estimate) -> bool:
     if isinstance(optimizer, torch.optim.Optimizer):
-        return why_not_8bit(optimizer) is None
+        return why_not_8bit(innermost_optimizer(optimizer)) is None
     return traced.optimizer in ("Adam", "AdamW")
 
 

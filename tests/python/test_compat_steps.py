@@ -253,7 +253,9 @@ def test_changing_shapes_are_planned_once_each(monkeypatch: pytest.MonkeyPatch) 
     calls = []
     decide = module.decide
     monkeypatch.setattr(
-        module, "decide", lambda *args: calls.append(args) or decide(*args)
+        module,
+        "decide",
+        lambda *args, **more: calls.append(args) or decide(*args, **more),
     )
     sizes = [320, 256, 320, 400, 384, 400]
 

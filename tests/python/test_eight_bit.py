@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 import torch
+from accelerate import PartialState
+from accelerate.optimizer import AcceleratedOptimizer
 from torch import nn
 from torch.optim.optimizer import _global_optimizer_pre_hooks
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import memscale
-from memscale import Config, OptimizationMode
+from memscale import Config, OptimizationMode, eight_bit
 from memscale._C import Timeline
 from memscale.optim import AdamW8bit, is_8bit
 from replay_twins import Block
@@ -149,6 +151,108 @@ def test_others_are_left_alone_and_said(
     ]  # once
     assert not is_8bit(optimizer)
     assert model._memscale_executor.plan.optimizer_bits == 32
+
+
+def test_one_that_wraps_another() -> None:
+    """accelerate's: it is the inner one that steps, and nothing is set on either."""
+    PartialState(cpu=True)  # accelerate insists
+    model = _model()
+    inner = torch.optim.AdamW(model.parameters())
+    outer = AcceleratedOptimizer(inner)
+    batch = torch.randn(ROWS, WIDTH)
+    plan = memscale.plan(model, batch, outer, Config(use_8bit_optimizer=True))
+    assert (plan.optimizer, plan.optimizer_bits) == ("AdamW", 8)
+    assert inner.param_groups[0]["params"][0] is next(model.parameters())
+    memscale.apply_all_optimizations(model, outer)
+    assert type(inner) is AdamW8bit
+    before = next(model.parameters()).clone()
+    _train(model, outer, 1)
+    assert not torch.equal(next(model.parameters()), before)
+    memscale.detach(model)
+    assert type(inner) is torch.optim.AdamW
+
+
+def test_one_that_passes_on_another_is_refused() -> None:
+    class Outer(torch.optim.Optimizer):
+        def __init__(self, other: torch.optim.Optimizer) -> None:
+            self.other = other
+
+        @property
+        def param_groups(self) -> Any:  # type: ignore[override]
+            return self.other.param_groups
+
+    model = _model()
+    outer = Outer(torch.optim.AdamW(model.parameters()))
+    with pytest.raises(memscale.InputError, match="must hold its param_groups itself"):
+        memscale.estimate(model, torch.randn(ROWS, WIDTH), outer)
+
+
+def test_one_optimizer_of_two_models() -> None:
+    one, two = _model(), _model()
+    optimizer = torch.optim.AdamW([*one.parameters(), *two.parameters()])
+    for model in (one, two):
+        memscale.wrap(model, Config(use_8bit_optimizer=True))
+    _train(one, optimizer)
+    memscale.detach(one)
+    _train(two, optimizer)
+    assert is_8bit(optimizer)  # two's
+    memscale.detach(two)
+    assert type(optimizer) is torch.optim.AdamW
+
+
+def test_a_failed_conversion_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: object) -> None:
+        raise torch.OutOfMemoryError("no")
+
+    model = memscale.wrap(_model(), Config(use_8bit_optimizer=True))
+    optimizer = torch.optim.AdamW(model.parameters())
+    with monkeypatch.context() as broken:
+        broken.setattr(eight_bit, "to_8bit", fail)
+        with pytest.raises(torch.OutOfMemoryError):
+            _train(model, optimizer)
+    _train(model, optimizer)
+    assert is_8bit(optimizer)
+
+
+def test_nothing_is_kept_alive() -> None:
+    model = _model()
+    optimizer = torch.optim.AdamW(model.parameters())
+    gc.collect()
+    gc.disable()
+    try:
+        with memscale.optimize(model, optimizer, Config(use_8bit_optimizer=True)):
+            pass
+        executor = memscale.wrap(model, Config(use_8bit_optimizer=True))
+        executor = weakref.ref(model._memscale_executor)
+        gone = weakref.ref(optimizer)
+        del optimizer, model
+        assert gone() is None
+        assert executor() is None
+    finally:
+        gc.enable()
+
+
+def test_a_group_that_is_not_all_of_the_model() -> None:
+    """The plain step is predicted with the groups that there are."""
+    model = _model()
+    optimizer = torch.optim.AdamW(model[0].parameters())
+    config = Config(use_8bit_optimizer=True, force_optimize=True)
+    with memscale.optimize(model, optimizer, config) as executor:
+        _train(model, optimizer)
+        assert executor is not None
+        assert executor.plan is not None
+        peak = executor.plan.plain_peak_bytes
+    batch = torch.randn(ROWS, WIDTH)
+    assert peak == memscale.estimate(model, batch, optimizer).peak_bytes
+
+
+def test_a_plan_against_the_field() -> None:
+    model = _model()
+    config = Config(use_8bit_optimizer=True, force_optimize=True)
+    plan = memscale.plan(model, torch.randn(ROWS, WIDTH), "adamw", config)
+    with pytest.raises(memscale.ConfigError, match="use_8bit_optimizer must not be"):
+        memscale.wrap(model, Config(plan=plan, use_8bit_optimizer=False))
+    assert not hasattr(model, "_memscale_executor")
 
 
 def test_an_optimizer_of_the_users_own_stays() -> None:

@@ -104,7 +104,7 @@ void bind_questions(py::module_& m) {
                  if (question.config.use_8bit_optimizer) {
                    question.state_bits = config.use_8bit_optimizer.is_set()
                                              ? StateBits::Eight
-                                             : StateBits::EightIfNeeded;
+                                             : StateBits::EightIfAllowed;
                  }
                  return question;
                }),

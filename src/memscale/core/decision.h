@@ -17,8 +17,8 @@
 
 namespace memscale {
 
-// How the optimizer's state may be held.
-enum class StateBits : std::uint8_t { Full, EightIfNeeded, Eight };
+// How the optimizer's state may be held; see rules/quantise_optimizer.cpp.
+enum class StateBits : std::uint8_t { Full, EightIfAllowed, Eight };
 
 struct Question {
   // The plain step; must outlive the decision.

@@ -19,8 +19,10 @@ constexpr std::int64_t kBytesWith8Bits = 24;
 constexpr std::int64_t kBytesWith32Bits = 16;
 constexpr std::int64_t kBytesOfHalves = 4;  // more, for parameters of 16 bits
 
+// 0: not a type that can be held in 8 bits; it stays as it is.
 std::int64_t width_of(std::string_view dtype) {
-  return dtype == "bfloat16" || dtype == "float16" ? 2 : kFloat;
+  if (dtype == "float32") return kFloat;
+  return dtype == "bfloat16" || dtype == "float16" ? 2 : 0;
 }
 
 Bytes workspace_of(std::int64_t largest, std::int64_t width, int bits,
@@ -32,14 +34,17 @@ Bytes workspace_of(std::int64_t largest, std::int64_t width, int bits,
 }
 
 // What a state's elements take now, by its bytes: a state that stands for the
-// others of its kind has values, the others have none.
+// others of its kind has values, the others have none. Of several that it may
+// be, the one that leaves most bytes.
 std::map<Bytes, std::int64_t> widths_of_states(const Trace& trace) {
   std::map<Bytes, std::int64_t> widths;
   for (const Value& value : trace.values) {
     if (!value.storage.valid()) continue;
     const Storage& storage = trace.at(value.storage);
     if (storage.category == Category::OptimizerState) {
-      widths.emplace(storage.bytes, width_of(value.dtype));
+      const std::int64_t width = width_of(value.dtype);
+      const auto [known, is_new] = widths.emplace(storage.bytes, width);
+      if (!is_new) known->second = std::min(known->second, width);
     }
   }
   return widths;
@@ -107,6 +112,7 @@ Trace with_8bit_state(const Trace& trace, bool on_cpu) {
     if (storage.category != Category::OptimizerState) continue;
     const auto known = widths.find(storage.bytes);
     const std::int64_t width = known == widths.end() ? kFloat : known->second;
+    if (width == 0) continue;
     const std::int64_t elements = storage.bytes.count() / width;
     if (elements < kMin8BitElements) {
       storage.bytes = Bytes(elements * kFloat);
@@ -139,7 +145,7 @@ std::optional<Bytes> optimizer_op_workspace(const Trace& trace, const Op& op,
   for (const ValueId id : op.inputs) {
     const Value& value = trace.at(id);
     largest = std::max(largest, value.numel());
-    width = std::min(width, width_of(value.dtype));
+    if (width_of(value.dtype) == 2) width = 2;
   }
   const int bits = op.name.starts_with("memscale::adam8") ? 8 : 32;
   return workspace_of(largest, width, bits, on_cpu);

@@ -64,6 +64,18 @@ TEST(OptimizerBits, BytesOfStates) {
   }
 }
 
+TEST(OptimizerBits, OtherTypesStayAsTheyAre) {
+  const Trace plain = adam_step_of("float64", 8);
+  EXPECT_EQ(optimizer_state_bytes(with_8bit_state(plain, true)),
+            optimizer_state_bytes(plain));
+  // Of a state that may be either, more bytes.
+  Trace both = adam_step_of("float32", 4);
+  both.values.push_back(both.values[3]);
+  both.values.back().dtype = "bfloat16";
+  EXPECT_EQ(optimizer_state_bytes(with_8bit_state(both, true)),
+            Bytes(5 * (20'000 + 79 * 4) + 20 * 4));
+}
+
 TEST(OptimizerBits, TheStepIsOneOpWithoutTemporaries) {
   const Trace plain = adam_step_of("float32", 4);
   const Trace made = with_8bit_state(plain, true);

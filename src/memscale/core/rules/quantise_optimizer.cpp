@@ -9,7 +9,8 @@
 namespace memscale {
 
 // Holds Adam's moments in 8 bits: always if that was asked for; if the mode
-// only allows it, where nothing exact is enough. It takes no longer than
+// allows it, for the smallest peak, or under a budget that no exact plan meets.
+// It takes no longer than
 // torch's own step (it moves fewer bytes), so it has no price in time; it is
 // lossy.
 bool quantise_optimizer(RuleContext& context) {

@@ -22,7 +22,7 @@ bool skip_tiny_model(RuleContext& context) {
   if (!is_tiny(context)) return true;
   context.say(str("the step needs ", context.plan().plain_peak, ", less than ",
                   kTiny,
-                  ": left as it is (force_optimize=True plans all the same)"));
+                  ": layers stay as they are (force_optimize=True plans all the same)"));
   return false;
 }
 
