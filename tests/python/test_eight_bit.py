@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from accelerate import PartialState
-from accelerate.optimizer import AcceleratedOptimizer
 from torch import nn
 from torch.optim.optimizer import _global_optimizer_pre_hooks
 from transformers import GPT2Config, GPT2LMHeadModel
@@ -153,12 +151,33 @@ def test_others_are_left_alone_and_said(
     assert model._memscale_executor.plan.optimizer_bits == 32
 
 
+class Outer(torch.optim.Optimizer):
+    """As accelerate's: what is set on it is set on the inner one."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, name: str) -> None:
+        setattr(self, name, optimizer)
+        self._name = name
+
+    @property
+    def param_groups(self) -> Any:  # type: ignore[override]
+        return getattr(self, self._name).param_groups
+
+    @param_groups.setter
+    def param_groups(self, groups: Any) -> None:
+        getattr(self, self._name).param_groups = groups
+
+    def step(self, closure: Any = None) -> Any:
+        return getattr(self, self._name).step(closure)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        getattr(self, self._name).zero_grad(set_to_none)
+
+
 def test_one_that_wraps_another() -> None:
-    """accelerate's: it is the inner one that steps, and nothing is set on either."""
-    PartialState(cpu=True)  # accelerate insists
+    """It is the inner one that steps, and nothing is set on either."""
     model = _model()
     inner = torch.optim.AdamW(model.parameters())
-    outer = AcceleratedOptimizer(inner)
+    outer = Outer(inner, "optimizer")
     batch = torch.randn(ROWS, WIDTH)
     plan = memscale.plan(model, batch, outer, Config(use_8bit_optimizer=True))
     assert (plan.optimizer, plan.optimizer_bits) == ("AdamW", 8)
@@ -173,16 +192,8 @@ def test_one_that_wraps_another() -> None:
 
 
 def test_one_that_passes_on_another_is_refused() -> None:
-    class Outer(torch.optim.Optimizer):
-        def __init__(self, other: torch.optim.Optimizer) -> None:
-            self.other = other
-
-        @property
-        def param_groups(self) -> Any:  # type: ignore[override]
-            return self.other.param_groups
-
     model = _model()
-    outer = Outer(torch.optim.AdamW(model.parameters()))
+    outer = Outer(torch.optim.AdamW(model.parameters()), "other")
     with pytest.raises(memscale.InputError, match="must hold its param_groups itself"):
         memscale.estimate(model, torch.randn(ROWS, WIDTH), outer)
 
