@@ -223,7 +223,7 @@ def test_optimize_with_detach_and_wrap_inside() -> None:
 def test_interrupt_while_planning(monkeypatch: pytest.MonkeyPatch) -> None:
     from memscale import executor
 
-    def interrupted(*_: Any) -> None:
+    def interrupted(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
     model = make()
