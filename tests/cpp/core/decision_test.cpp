@@ -44,7 +44,8 @@ class DecisionTest : public testing::Test {
 };
 
 TEST_F(DecisionTest, RulesAreAskedInTheirOrder) {
-  const std::vector<std::string> names = {"weigh_memory", "skip_tiny_model",
+  const std::vector<std::string> names = {"weigh_memory", "quantise_optimizer",
+                                          "skip_tiny_model",
                                           "recompute_layers"};
   EXPECT_EQ(rule_names(), names);
   EXPECT_EQ(rules_asked(decide(question).plan),
