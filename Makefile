@@ -90,13 +90,17 @@ test-sanitizers: $(VENV)/.test-libraries ## torch-free layers under ASAN + UBSAN
 	  ctest --preset $$kind; \
 	done
 
+# A process for each core, whole files at a time. Threads that wait do not spin:
+# with several processes there are more of them than cores.
+PYTEST := OMP_WAIT_POLICY=passive $(VENV)/bin/python -m pytest -n $(JOBS) --dist loadfile -q
+
 test-python: build
 	@$(call say,Python tests)
-	@$(VENV)/bin/python -m pytest -m "not full"
+	@$(PYTEST) -m "not full"
 
 test-full: test ## the long versions too
 	@$(call say,long tests)
-	@$(VENV)/bin/python -m pytest -m full
+	@$(PYTEST) -m full
 
 test-cuda: $(VENV)/.ready ## compile the CUDA kernels (their bodies are tested on the host, by test-core)
 	@$(call say,CUDA kernels: compiled only)
@@ -141,7 +145,8 @@ lint: build ## formats, types, spelling, layers, clang-tidy on the torch-free la
 	@mypy
 	@codespell $$(git ls-files)
 	@$(VENV)/bin/python tools/check_layers.py
-	@clang-tidy -p build/dev --quiet $$(git ls-files 'src/memscale/base/*.cpp' 'src/memscale/core/*.cpp') src/memscale/simdev/heap.cpp 2>/dev/null
+	@git ls-files 'src/memscale/base/*.cpp' 'src/memscale/core/*.cpp' src/memscale/simdev/heap.cpp \
+	  | xargs -n 4 -P $(JOBS) clang-tidy -p build/dev --quiet 2>/dev/null
 
 clean: ## remove builds (keeps .venv)
 	@rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

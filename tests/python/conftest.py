@@ -17,6 +17,12 @@ import torch
 from memscale import simdev
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _sim_from_the_start() -> None:
+    """torch counts devices at a process's first backward: later ones have no queue."""
+    simdev.enable(memory="4GiB")
+
+
 @pytest.fixture
 def sim_of() -> Iterator[Callable[[int | str], torch.device]]:
     """A function that gives an empty simulated device of the size asked for."""

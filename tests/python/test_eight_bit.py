@@ -19,9 +19,6 @@ from memscale._C import Timeline
 from memscale.optim import AdamW8bit, is_8bit
 from replay_twins import Block
 
-# torch counts devices at the first backward of a process.
-pytestmark = pytest.mark.usefixtures("sim")
-
 WIDTH, ROWS = 128, 256
 
 

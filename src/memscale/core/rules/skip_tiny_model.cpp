@@ -20,9 +20,9 @@ bool is_tiny(const RuleContext& context) {
 
 bool skip_tiny_model(RuleContext& context) {
   if (!is_tiny(context)) return true;
-  context.say(str("the step needs ", context.plan().plain_peak, ", less than ",
-                  kTiny,
-                  ": layers stay as they are (force_optimize=True plans all the same)"));
+  context.say(str(
+      "the step needs ", context.plan().plain_peak, ", less than ", kTiny,
+      ": layers stay as they are (force_optimize=True plans all the same)"));
   return false;
 }
 
