@@ -26,7 +26,12 @@ from memscale._C import (  # noqa: E402
     PlanError,
     TraceError,
 )
-from memscale.api import detach, optimize, wrap  # noqa: E402
+from memscale.api import (  # noqa: E402
+    apply_all_optimizations,
+    detach,
+    optimize,
+    wrap,
+)
 from memscale.config import AsyncOffloadConfig, Config, OptimizationMode  # noqa: E402
 from memscale.estimator import Estimate, estimate  # noqa: E402
 from memscale.executor import Executor  # noqa: E402
@@ -55,6 +60,7 @@ __all__ = [
     "TraceError",
     "VerifyError",
     "VerifyReport",
+    "apply_all_optimizations",
     "detach",
     "estimate",
     "estimate_at_first_step",

@@ -17,7 +17,7 @@ from memscale import _optim_state as states
 from memscale._C import InputError
 from memscale._optim_adam import OPTIONS, EightBit, Group, check_group, is_ours
 
-__all__ = ["from_8bit", "to_8bit"]
+__all__ = ["from_8bit", "is_8bit", "to_8bit", "why_not_8bit"]
 
 
 def _classes() -> list[tuple[type[torch.optim.Adam], type[EightBit]]]:
@@ -27,6 +27,26 @@ def _classes() -> list[tuple[type[torch.optim.Adam], type[EightBit]]]:
         (torch.optim.Adam, optim.Adam8bit),
         (torch.optim.AdamW, optim.AdamW8bit),
     ]
+
+
+def is_8bit(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether it is an Adam8bit or AdamW8bit, made so or converted."""
+    return isinstance(optimizer, EightBit)
+
+
+def why_not_8bit(
+    optimizer: torch.optim.Optimizer, options: dict[str, Any] = OPTIONS
+) -> str | None:
+    """None if ``to_8bit`` can convert it, else the reason."""
+    name = type(optimizer).__name__
+    if type(optimizer) not in dict(_classes()):
+        return f"{name} is not torch.optim.Adam or AdamW; its state stays as it is"
+    for group in optimizer.param_groups:
+        try:
+            check_group({**options, **group})
+        except InputError as error:
+            return f"{name} cannot be 8-bit: {error}"
+    return None
 
 
 @torch.no_grad()
@@ -42,24 +62,17 @@ def to_8bit(
     state is not known. A group that has ``bits=32`` of its own keeps 32. An error
     leaves the optimizer unconverted: see Note [Never half converted].
     """
-    if isinstance(optimizer, EightBit):
+    if is_8bit(optimizer):
         return None
-    new_class = dict(_classes()).get(type(optimizer))  # type: ignore[arg-type]
-    if new_class is None:
-        return (
-            f"{type(optimizer).__name__} is not torch.optim.Adam or AdamW; "
-            "its state stays as it is"
-        )
     options = {
         **OPTIONS,
         "min_8bit_size": min_8bit_size,
         "stochastic_rounding": stochastic_rounding,
     }
-    for group in optimizer.param_groups:
-        try:
-            check_group({**options, **group})
-        except InputError as error:
-            return f"{type(optimizer).__name__} cannot be 8-bit: {error}"
+    why_not = why_not_8bit(optimizer, options)
+    if why_not is not None:
+        return why_not
+    new_class = dict(_classes())[type(optimizer)]  # type: ignore[index]
 
     def convert(p: Tensor, group: Group) -> states.State:
         state = optimizer.state[p]

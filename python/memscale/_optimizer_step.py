@@ -197,6 +197,8 @@ def _fake_twin(
         _fill_gradients([p for p in copies if has_gradient(p)])
     twin = object.__new__(type(optimizer))
     twin.__dict__.update(optimizer.__dict__)
+    # A scheduler's, which would step the optimizer itself.
+    twin.__dict__.pop("step", None)
     twin.param_groups = groups
     twin.state = defaultdict(dict)
     if isinstance(twin, EightBit):

@@ -15,13 +15,13 @@ from torch import nn
 
 from memscale import logs, replay, verify
 from memscale._C import ConfigError, PlanError
-from memscale.config import AsyncOffloadConfig, Config
+from memscale.config import AsyncOffloadConfig, Config, OptimizationMode
 from memscale.executor import Executor
 from memscale.inputs import read_call
 from memscale.planning import load_plan
 from memscale.targets import check_model, find_model
 
-__all__ = ["detach", "optimize", "wrap"]
+__all__ = ["apply_all_optimizations", "detach", "optimize", "wrap"]
 
 # Where a wrapped model keeps what was attached to it.
 EXECUTOR = "_memscale_executor"
@@ -76,8 +76,9 @@ def optimize(
 ) -> Iterator[Executor | None]:
     """``wrap`` for the length of a ``with``; gives the executor.
 
-    ``optimizer``: the one that will step, for the prediction. With
-    ``MEMSCALE_DISABLE=1`` the executor is None.
+    ``optimizer``: the one that will step, for the prediction; with
+    ``use_8bit_optimizer`` its state is converted. With ``MEMSCALE_DISABLE=1`` the
+    executor is None.
     """
     model = find_model(model)
     executor = _attach(model, _effective(config), sample_input, optimizer)
@@ -87,6 +88,24 @@ def optimize(
         # Whoever wrapped it anew inside has it now.
         if executor is not None and executor is getattr(model, EXECUTOR, None):
             detach(model)
+
+
+def apply_all_optimizations(
+    model: nn.Module, optimizer: torch.optim.Optimizer
+) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """``wrap`` with mode aggressive and the optimizer's state in 8 bits.
+
+    Returns the same two objects: a torch.optim.Adam or AdamW is made 8-bit in place,
+    with the state it has (lossy; see docs/optimizer.md). ``detach(model)`` undoes both.
+    """
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise TypeError(
+            f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}"
+        )
+    model = find_model(model)
+    config = Config(mode=OptimizationMode.AGGRESSIVE, use_8bit_optimizer=True)
+    _attach(model, config, None, optimizer)
+    return model, optimizer
 
 
 def detach(model: Any) -> None:

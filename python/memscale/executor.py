@@ -30,12 +30,13 @@ from torch import nn
 from torch.compiler import is_compiling
 
 from memscale import _hook_stack, logs, replay
-from memscale._C import Error, InputError, Plan, PlanError, TraceError
+from memscale._C import Error, InputError, Plan, PlanError, Timeline, TraceError
 from memscale._progress import progress
 from memscale._shell import without_hooks_of_users
 from memscale._signature import Signatures
 from memscale._use_cache import UseCache
 from memscale.config import Config, EffectiveConfig, OptimizationMode
+from memscale.eight_bit import EightBitState, holds_parameters
 from memscale.estimator import Estimate, estimate_call
 from memscale.inputs import Call
 from memscale.layers import find_layers
@@ -53,7 +54,6 @@ _NOT_BUILT = (
     "enable_offloading",
     "enable_tiling",
     "use_mixed_precision",
-    "use_8bit_optimizer",
     "max_cpu_offload_gb",
     "async_offload",
     "auto_policy",
@@ -105,6 +105,7 @@ class Executor:
         self._policy = _policy(self.effective, self.compiled)
         self._layers = list(find_layers(model).modules)
         self._replay = replay.attach(model, self._policy, around=self._use_cache.off)
+        self._eight_bit: EightBitState | None = None
         try:
             if told is not None:
                 self._follow(told)
@@ -115,6 +116,11 @@ class Executor:
             self._replay.detach()
             raise
         self._on_detach += [handle.remove, self._replay.detach]
+        is_asked_for = config.is_set("use_8bit_optimizer") or self.compiled
+        if (is_asked_for and self.effective.use_8bit_optimizer) or (
+            told is not None and told.optimizer_bits == 8
+        ):
+            self._hold_state_in_8_bits()
 
     @property
     def _model(self) -> nn.Module:
@@ -200,7 +206,17 @@ class Executor:
                 self.say(f"{_MAX_KINDS} kinds of batches: later ones get no plan")
         if planned.plan is not self._plan:
             self._follow(planned.plan)
+        if planned.plan is not None and planned.plan.optimizer_bits == 8:
+            self._hold_state_in_8_bits()
         return planned
+
+    def _hold_state_in_8_bits(self) -> None:
+        if self._eight_bit is not None:
+            return
+        self._eight_bit = EightBitState(self._model, self.say)
+        self._on_detach.append(self._eight_bit.detach)
+        if self._optimizer is not None:
+            self._eight_bit.convert(self._optimizer)
 
     def _follow(self, plan: Plan | None) -> None:
         self._plan = plan
@@ -224,12 +240,14 @@ class Executor:
             watch = self._planned_for(call).watch
             if watch is not None and not watch.done:
                 self._watch = watch
+                self._replay.time_ops(watch.op_times)
                 watch.begin_step(*self._now())
 
     def _end_step(self) -> None:
         watch, self._watch = self._watch, None
         if watch is None:
             return
+        self._replay.time_ops(None)
         watch.end_step(*self._now())
         if not watch.done:
             return
@@ -250,6 +268,7 @@ class Executor:
         """What is measured would not be a step of training."""
         watch, self._watch = self._watch, None
         if watch is not None:
+            self._replay.time_ops(None)
             watch.cancel()
 
     def _now(self) -> tuple[torch.device, int]:
@@ -261,13 +280,17 @@ class Executor:
         """Once, if what was measured breaks what was promised."""
         planned = next(p for p in self._planned.values() if p.watch is watch)
         traced, planned.traced = planned.traced, None
-        margin = watch.margin()
-        scale = watch.time_scale(self.effective.slowdown_limit)
-        if traced is None or (margin == 0 and scale == 1.0):
+        margin, is_slow = watch.margin(), watch.is_slow()
+        if traced is None or not (margin or is_slow):
             return
         try:
             plan = decide(
-                traced, self.config, watch.plan.model, margin=margin, time_scale=scale
+                traced,
+                self.config,
+                watch.plan.model,
+                margin=margin,
+                op_times=(watch.op_times, self._layers) if is_slow else None,
+                optimizer=self._optimizer_now(),
             )
         except PlanError as error:
             text = f"the first steps need more than predicted, and {error}"
@@ -287,6 +310,7 @@ class Executor:
                 "compiler chose"
             )
             return _Planned()
+        optimizer = self._optimizer_now()
         try:
             with (
                 progress(f"planning {name}"),
@@ -297,14 +321,14 @@ class Executor:
                 traced = estimate_call(
                     model,
                     call,
-                    self._optimizer or find_optimizer(model) or "adamw",
+                    optimizer,
                     self.config,
                     None,
                     fallback=False,
                 )
                 if not traced.trace.saves_known:
                     raise TraceError("what its backward needs was not to be seen")
-                plan = decide(traced, self.config, name)
+                plan = decide(traced, self.config, name, optimizer=optimizer)
         except PlanError:
             raise
         except Error as error:
@@ -327,14 +351,23 @@ class Executor:
         self.say(plan_text(plan))
         if self.config.warmup_steps == 0:
             return _Planned(plan)
-        watch = Watch(plan, traced.timeline.resident, self.config.warmup_steps)
+        watch = Watch(plan, _resident(traced, plan), self.config.warmup_steps)
         return _Planned(plan, traced, watch)
+
+    def _optimizer_now(self) -> torch.optim.Optimizer | str:
+        """That steps the model, as it would be without us."""
+        found = self._optimizer or find_optimizer(self._model)
+        if found is not None and self._eight_bit is not None:
+            return self._eight_bit.before(found)
+        return found or "adamw"
 
     def _say_no_plan(self, why: str) -> None:
         text = f"{type(self._model).__name__} runs without a prediction: {why}"
         if self.config.budget is not None:
             text += "; whether it stays under the budget is not known"
         self.say(text, logging.WARNING)
+        if self.effective.use_8bit_optimizer:  # then the mode alone says so
+            self._hold_state_in_8_bits()
 
     def say(self, text: str, level: int = logging.INFO) -> None:
         if self.config.enable_logging:
@@ -377,6 +410,14 @@ class _Planned:
     watch: Watch | None = None
 
 
+def _resident(traced: Estimate, plan: Plan) -> int:
+    """Bytes that are there between steps under the plan."""
+    if plan.optimizer_bits == 32:
+        return traced.timeline.resident
+    trace = traced.trace.with_8bit_state(on_cpu=traced.device.type == "cpu")
+    return Timeline(trace, "device", traced.granularity).resident
+
+
 def _state_of(model: nn.Module) -> tuple[Any, ...]:
     """What of a model makes its steps differ, beside the batch."""
     first = next(model.parameters(), None)
@@ -387,13 +428,10 @@ def _state_of(model: nn.Module) -> tuple[Any, ...]:
 
 def find_optimizer(model: nn.Module) -> torch.optim.Optimizer | None:
     """The optimizer that holds the model's parameters, if the program has made one."""
-    parameters = set(model.parameters())
     for thing in gc.get_objects():
         # By its type: proxies among the objects may do anything when they are asked.
-        if issubclass(type(thing), torch.optim.Optimizer) and any(
-            parameter in parameters
-            for group in thing.param_groups
-            for parameter in group["params"]
+        if issubclass(type(thing), torch.optim.Optimizer) and holds_parameters(
+            thing, model
         ):
             # Some wrap another, accelerate's for one.
             inner = getattr(thing, "optimizer", None)

@@ -18,12 +18,12 @@ from dataclasses import dataclass
 
 import torch
 
-from memscale._C import MemoryTracker, Plan, format_bytes
+from memscale._C import MemoryTracker, OpTimes, Plan, format_bytes
 
 __all__ = ["PEAK_MARGIN", "TIME_MARGIN", "Entry", "Watch"]
 
-# A peak above the prediction by more than this share of it, or a slowdown above what
-# the mode allows by more than this share of a step, and a plan is made anew.
+# A peak above the prediction by more than this share of it, or a slowdown above it by
+# more than this share of a step, and a plan is made anew.
 PEAK_MARGIN = 0.03
 TIME_MARGIN = 0.05
 
@@ -57,6 +57,7 @@ class Watch:
         self.plan = plan
         self.done = num_steps == 0
         self.entries: list[Entry] = []
+        self.op_times = OpTimes()
         self._resident = resident  # what the plan takes to be there between steps
         self._left = num_steps
         self._is_first = True
@@ -106,11 +107,12 @@ class Watch:
         predicted = self.plan.peak_bytes
         return measured - predicted if measured > predicted * (1 + PEAK_MARGIN) else 0
 
-    def time_scale(self, limit: float | None) -> float:
-        """How much longer than predicted replaying took, if above the limit; else 1."""
-        slowdowns = [e.measured_slowdown for e in self.entries]
-        known = [each for each in slowdowns if each is not None]
-        if limit is None or not known or not self.plan.slowdown:
-            return 1.0
-        least = min(known)  # whatever else the machine did, it took no less
-        return least / self.plan.slowdown if least > limit + TIME_MARGIN else 1.0
+    def is_slow(self) -> bool:
+        """Whether steps are slower than predicted, by more than TIME_MARGIN."""
+        excess = [
+            each.measured_slowdown - each.predicted_slowdown
+            for each in self.entries
+            if each.measured_slowdown is not None
+        ]
+        # The least: whatever else the machine did, it took no less.
+        return bool(excess) and min(excess) > TIME_MARGIN

@@ -18,9 +18,16 @@ import torch
 from torch import Tensor
 
 from memscale._optim_adam import EightBit
-from memscale._optim_convert import from_8bit, to_8bit
+from memscale._optim_convert import from_8bit, is_8bit, to_8bit, why_not_8bit
 
-__all__ = ["Adam8bit", "AdamW8bit", "from_8bit", "to_8bit"]
+__all__ = [
+    "Adam8bit",
+    "AdamW8bit",
+    "from_8bit",
+    "is_8bit",
+    "to_8bit",
+    "why_not_8bit",
+]
 
 _DOC = """
 

@@ -22,13 +22,14 @@ import torch
 from torch import nn
 
 from memscale import _C, hardware
-from memscale._C import CostModel, Plan, PlanError, Question, format_bytes
+from memscale._C import CostModel, OpTimes, Plan, PlanError, Question, format_bytes
 from memscale._optimizer_step import OptimizerLike
 from memscale._use_cache import UseCache
 from memscale.config import Config
 from memscale.estimator import Estimate, estimate
 from memscale.inputs import LossFn
 from memscale.layers import find_layers
+from memscale.optim import why_not_8bit
 from memscale.replay import DEFAULT_MIN_BYTES
 
 __all__ = ["Plan", "decide", "load_plan", "pareto", "plan"]
@@ -56,7 +57,8 @@ def plan(
     """
     config = config or Config()
     traced = _traced(model, sample_input, optimizer, config, loss_fn, device, sizes)
-    return decide(traced, config, type(model).__name__, _card(device))
+    name = type(model).__name__
+    return decide(traced, config, name, _card(device), optimizer=optimizer)
 
 
 def pareto(
@@ -79,6 +81,7 @@ def pareto(
     config = config or Config()
     traced = _traced(model, sample_input, optimizer, config, loss_fn, device, sizes)
     question = _question(traced, config, type(model).__name__, _card(device))
+    question.optimizer_can_be_8bit = _can_be_8bit(optimizer, traced)
     return Frontier(_C.plan_frontier(question, max_plans))
 
 
@@ -103,16 +106,18 @@ def decide(
     card: hardware.DeviceSpec | None = None,
     *,
     margin: int = 0,
-    time_scale: float = 1.0,
+    op_times: tuple[OpTimes, list[str]] | None = None,
+    optimizer: OptimizerLike = None,
 ) -> Plan:
     """A plan from an estimate.
 
-    ``margin``: bytes by which predictions were too low before; ``time_scale``: so many
-    times as long as predicted did replaying take.
+    ``margin``: bytes by which predictions were too low before; ``op_times``: how long
+    ops took in calls like this, by the model's layers, which have these names;
+    ``optimizer``: that was traced.
     """
-    question = _question(traced, config, model, card)
+    question = _question(traced, config, model, card, op_times)
     question.margin = margin
-    question.time_scale = time_scale
+    question.optimizer_can_be_8bit = _can_be_8bit(optimizer, traced)
     decision = _C.decide(question)
     smallest = decision.smallest_budget
     if smallest is not None:
@@ -179,12 +184,17 @@ def _question(
     config: Config,
     model: str,
     card: hardware.DeviceSpec | None,
+    op_times: tuple[OpTimes, list[str]] | None = None,
 ) -> Question:
     kind = traced.device.type
     if card is None and kind not in ("cpu", "sim"):
         card = hardware.detect().devices[traced.device.index or 0]
     cost = CostModel.of_cpu() if card is None else CostModel.of(card)
-    question = Question(traced.trace, config, cost)
+    trace = traced.trace
+    if op_times is not None:
+        times, layers = op_times
+        trace = times.applied_to(trace, cost, layers)
+    question = Question(trace, config, cost)
     question.on_cpu = kind == "cpu"
     question.granularity = traced.granularity
     question.device_memory = _memory(traced.device, card)
@@ -194,6 +204,12 @@ def _question(
     question.device = traced.target
     question.optimizer = traced.optimizer
     return question
+
+
+def _can_be_8bit(optimizer: OptimizerLike, traced: Estimate) -> bool:
+    if isinstance(optimizer, torch.optim.Optimizer):
+        return why_not_8bit(optimizer) is None
+    return traced.optimizer in ("Adam", "AdamW")
 
 
 def _memory(device: torch.device, card: hardware.DeviceSpec | None) -> int | None:

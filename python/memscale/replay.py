@@ -34,7 +34,7 @@ from torch import nn
 from torch.compiler import is_compiling
 
 from memscale import _C, _hook_stack
-from memscale._C import KeepSet, PlanError, TapeRules
+from memscale._C import KeepSet, OpTimes, PlanError, TapeRules
 from memscale.inputs import tensors_in
 from memscale.layers import find_layers
 
@@ -174,6 +174,10 @@ class Replay:
         """Other policies, one for each layer, from the next call on."""
         self._engine.set_layers([_rules(each, self._min_bytes) for each in policies])
         self._idle = all(policy == "keep" for policy in policies)
+
+    def time_ops(self, times: OpTimes | None) -> None:
+        """From the next call on, add how long each op takes to ``times``."""
+        self._engine.time_ops(times)
 
     @contextmanager
     def paused(self) -> Iterator[None]:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import logging
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 import memscale
-from memscale import Config
+from memscale import Config, replay
 from memscale import executor as executors
-from memscale._C import Plan
+from memscale._C import CostModel, OpTimes, Plan
+from memscale.layers import find_layers
 from memscale.ledger import Entry, Watch
 from replay_twins import Block
 
@@ -144,10 +147,60 @@ def test_when_a_plan_is_made_anew() -> None:
     watch = Watch(_plan(1000), 0, 2)
     watch.entries = [Entry(1000, 1020, 0.1, 0.5), Entry(1000, 900, 0.1, 0.12)]
     assert watch.margin() == 0  # within 3 %
-    assert watch.time_scale(0.25) == 1.0  # the faster step is within the limit
+    assert not watch.is_slow()  # the faster step is as predicted
     watch.entries = [Entry(1000, 1031, 0.1, None)]
     assert watch.margin() == 31
-    assert watch.time_scale(0.25) == 1.0
+    assert not watch.is_slow()  # nobody knows
+    watch.entries = [Entry(1000, 1000, 0.1, 0.16), Entry(1000, 1000, 0.1, 1.0)]
+    assert watch.is_slow()
+
+
+@pytest.mark.parametrize("policy", ["keep", "block"])
+def test_op_times_are_measured_in_layers(policy: str) -> None:
+    """In those that keep all, too. What backward runs is not, but scaled alike."""
+    model, batch = _model(), torch.randn(ROWS, WIDTH)
+    trace = memscale.estimate(model, batch, "sgd").trace
+    times = OpTimes()
+    attached = replay.attach(model, {"": "block", "*": policy})
+    attached.time_ops(times)
+    model(batch).sum().backward()
+    attached.time_ops(None)
+    attached.detach()
+    names = list(find_layers(model).modules)
+    timed = times.applied_to(trace, CostModel.of_cpu(), names)
+    ops = json.loads(timed.to_json())["ops"]
+    assert all((op["nanoseconds"] > 0) != op["view"] for op in ops)
+    # Another model's: nothing that was measured fits.
+    others = [f"other.{name}" for name in names]
+    assert times.applied_to(trace, CostModel.of_cpu(), others) == trace
+
+
+def test_steps_slower_than_predicted_make_a_plan_anew(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With the times that were measured: the same bytes under the same budget."""
+    model = _model()
+    frontier = memscale.pareto(model, torch.randn(ROWS, WIDTH), "sgd")
+    budget = frontier[0].peak_bytes
+    seen: list[Any] = []
+    decide = executors.decide
+
+    def spy(*args: Any, **kwargs: Any) -> Plan:
+        seen.append(kwargs.get("op_times"))
+        return decide(*args, **kwargs)
+
+    monkeypatch.setattr(executors, "decide", spy)
+    monkeypatch.setattr(Watch, "is_slow", lambda _: True)
+    memscale.wrap(model, Config(budget=budget))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with caplog.at_level(logging.INFO, logger="memscale"):
+        for _ in range(6):
+            _step(model, optimizer)
+    assert "planned anew" in caplog.text
+    assert [each is not None for each in seen] == [False, True]  # once
+    plan = _executor(model).plan
+    assert plan is not None
+    assert plan.peak_bytes <= budget
 
 
 def test_a_budget_that_cannot_be_checked_is_said(

@@ -66,6 +66,9 @@ def odd_values(count: int) -> Tensor:
     values[700], values[1000], values[1300] = math.nan, math.inf, -math.inf
     values[1536:1792] = 1e-42  # denormals: a block of zeros
     values[1800] = -values[1792:2048].abs().max() * 2
+    for steep in (values[2048:2304], values[count // 256 * 256 :]):
+        steep.copy_(torch.logspace(0, -44.85, len(steep)))  # down to the smallest
+        steep[1::3] *= -1
     return values
 
 
@@ -97,6 +100,35 @@ def test_codes_come_back_from_floats_and_absmax(
         again = torch.empty_like(codes, device=device)
         ops.encode_(again, scales, values, is_signed)
         assert torch.equal(again.cpu(), codes)
+
+
+@pytest.mark.parametrize("flush", [False, True])
+def test_a_second_moment_never_becomes_zero(sim: torch.device, flush: bool) -> None:
+    """Nor does a zero become more, where denormals are taken as zero."""
+    values = torch.cat((torch.logspace(0, -44.85, 250), torch.zeros(6)))
+    torch.set_flush_denormal(flush)
+    try:
+        for device in ("cpu", sim):
+            codes, absmax = quantised(values.to(device), False)
+            floats = dequantised(codes, absmax, False)
+            again = torch.empty_like(codes)
+            ops.encode_(again, absmax, floats, False)
+            assert torch.equal((codes > 0).cpu(), values > 0)
+            assert torch.equal(again, codes)
+    finally:
+        torch.set_flush_denormal(False)
+
+
+def test_no_step_is_large_when_small_gradients_end(sim: torch.device) -> None:
+    for device in ("cpu", sim):
+        p = nn.Parameter(torch.zeros(8192, device=device))
+        optimizer = AdamW8bit([p], lr=1e-3, weight_decay=0.0)
+        p.grad = torch.ones_like(p)
+        for step in range(40):
+            p.grad[::30] = 1e-4 if step < 20 else 0.0
+            before = p.detach().clone()
+            optimizer.step()
+            assert (p.detach() - before).abs().max() < 1.5e-3
 
 
 @settings(max_examples=60, deadline=None)

@@ -13,6 +13,7 @@
 #include "memscale/bindings/bindings.h"
 #include "memscale/core/config.h"
 #include "memscale/core/decision.h"
+#include "memscale/core/op_times.h"
 #include "memscale/core/plan.h"
 
 namespace py = pybind11;
@@ -55,6 +56,7 @@ void bind_plans(py::module_& m) {
       .def_readonly("budget", &Plan::budget)
       .def_readonly("verdicts", &Plan::verdicts)
       .def_readonly("layers", &Plan::layers)
+      .def_readonly("optimizer_bits", &Plan::optimizer_bits)
       .def_readonly("plain_peak_bytes", &Plan::plain_peak)
       .def_readonly("peak_bytes", &Plan::peak)
       .def_readonly("host_peak_bytes", &Plan::host_peak)
@@ -80,6 +82,16 @@ void bind_questions(py::module_& m) {
           },
           py::arg("trace"));
 
+  py::class_<OpTimes, std::shared_ptr<OpTimes>>(m, "OpTimes")
+      .def(py::init<>())
+      .def(
+          "applied_to",
+          [](const OpTimes& times, const Trace& trace, const CostModel& cost,
+             const std::vector<std::string>& layers) {
+            return times.applied_to(trace, cost, layers);
+          },
+          py::arg("trace"), py::arg("cost"), py::arg("layers"));
+
   py::class_<Question>(m, "Question")
       .def(py::init(
                [](const Trace& trace, const Config& config, CostModel cost) {
@@ -89,6 +101,11 @@ void bind_questions(py::module_& m) {
                  question.force = *config.force_optimize;
                  question.utilization = *config.target_gpu_utilization;
                  question.cost = std::move(cost);
+                 if (question.config.use_8bit_optimizer) {
+                   question.state_bits = config.use_8bit_optimizer.is_set()
+                                             ? StateBits::Eight
+                                             : StateBits::EightIfNeeded;
+                 }
                  return question;
                }),
            py::arg("trace"), py::arg("config"), py::arg("cost"),
@@ -98,7 +115,7 @@ void bind_questions(py::module_& m) {
       .def_readwrite("device_memory", &Question::device_memory)
       .def_readwrite("min_bytes", &Question::min_bytes)
       .def_readwrite("margin", &Question::margin)
-      .def_readwrite("time_scale", &Question::time_scale)
+      .def_readwrite("optimizer_can_be_8bit", &Question::optimizer_can_be_8bit)
       .def_readwrite("disabled_rules", &Question::disabled_rules)
       .def_readwrite("model", &Question::model)
       .def_readwrite("call", &Question::call)

@@ -13,6 +13,7 @@
 #include "memscale/base/enum_names.h"
 #include "memscale/bindings/bindings.h"
 #include "memscale/bindings/save_object.h"
+#include "memscale/core/op_times.h"
 #include "memscale/core/replay_rules.h"
 #include "memscale/runtime/replay.h"
 
@@ -77,6 +78,7 @@ void bind_replay(py::module_& m) {
       .def(py::init<c10::Device, std::vector<TapeRules>>(), py::arg("device"),
            py::arg("layers"))
       .def("set_layers", &Replay::set_layers, py::arg("layers"))
+      .def("time_ops", &Replay::time_ops, py::arg("times").none(true))
       .def("enter", &Replay::enter)
       .def("leave", &Replay::leave, py::arg("outputs"))
       .def("enter_layer", &Replay::enter_layer)

@@ -99,6 +99,7 @@ CostModel CostModel::of(const DeviceSpec& device) {
 
 std::int64_t CostModel::nanoseconds(const Trace& trace, const Op& op) const {
   if (op.view) return 0;
+  if (op.nanoseconds > 0) return op.nanoseconds;
   const double rate = is_half(trace, op) ? half_flops_ : flops_;
   const double compute = 1e9 * static_cast<double>(op.flops) / rate;
   const double memory =

@@ -19,6 +19,7 @@ class CostModel final {
   // Of a card. Rates that are not known are those of a mid-range one.
   static CostModel of(const DeviceSpec& device);
 
+  // What was measured (Op::nanoseconds) counts before what is computed.
   std::int64_t nanoseconds(const Trace& trace, const Op& op) const;
 
   // Of a whole step, as it is traced.

@@ -3,10 +3,12 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <memory>
 
 #include "memscale/base/ascii.h"
 #include "memscale/base/error.h"
 #include "memscale/base/log.h"
+#include "memscale/core/optimizer_bits.h"
 #include "memscale/core/rules/recompute_layers.h"
 #include "memscale/core/rules/rule.h"
 #include "memscale/core/timeline.h"
@@ -17,6 +19,7 @@ namespace {
 // In this order. See rules/rule.h.
 constexpr std::array kRules = {
     Rule{"weigh_memory", &weigh_memory},
+    Rule{"quantise_optimizer", &quantise_optimizer},
     Rule{"skip_tiny_model", &skip_tiny_model},
     Rule{"recompute_layers", &recompute_layers},
 };
@@ -62,8 +65,10 @@ std::optional<Bytes> Question::limit() const {
       static_cast<double>(device_memory->count()) * utilization));
 }
 
-Decision decide(const Question& question) {
-  check(question);
+Decision decide(const Question& asked) {
+  check(asked);
+  Question question = asked;  // rules may change it
+  std::unique_ptr<const Trace> replaced;
   const Timeline timeline(*question.trace, Place::Device, question.granularity);
   Decision decision{plain_plan(question, timeline), std::nullopt};
   for (const Rule& rule : kRules) {
@@ -72,7 +77,7 @@ Decision decide(const Question& question) {
       continue;
     }
     const auto start = std::chrono::steady_clock::now();
-    RuleContext context{question, timeline, decision, rule.name};
+    RuleContext context{question, replaced, timeline, decision, rule.name};
     const bool go_on = rule.apply(context);
     decision.plan.check();
     const std::chrono::duration<double, std::milli> time =
@@ -88,11 +93,18 @@ Decision decide(const Question& question) {
   return decision;
 }
 
-std::vector<Plan> plan_frontier(const Question& question,
-                                std::size_t max_plans) {
-  check(question);
+std::vector<Plan> plan_frontier(const Question& asked, std::size_t max_plans) {
+  check(asked);
+  Question question = asked;
   const Timeline timeline(*question.trace, Place::Device, question.granularity);
-  const Plan plain = plain_plan(question, timeline);
+  Plan plain = plain_plan(question, timeline);
+  std::optional<Trace> with_8bit;
+  if (question.state_bits == StateBits::Eight &&
+      question.optimizer_can_be_8bit) {
+    with_8bit = with_8bit_state(*question.trace, question.on_cpu);
+    question.trace = &*with_8bit;
+    plain.optimizer_bits = 8;
+  }
   std::vector<Plan> plans;
   for (const Forecast& found : forecast_frontier(question, max_plans)) {
     Plan plan = plain;

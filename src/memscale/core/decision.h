@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -16,6 +17,9 @@
 
 namespace memscale {
 
+// How the optimizer's state may be held.
+enum class StateBits : std::uint8_t { Full, EightIfNeeded, Eight };
+
 struct Question {
   // The plain step; must outlive the decision.
   const Trace* trace = nullptr;
@@ -29,8 +33,8 @@ struct Question {
   Bytes min_bytes;  // smaller storages are kept
   // Predictions were too low by so much, as the first steps showed.
   Bytes margin;
-  // So many times as long as predicted did calling ops again take.
-  double time_scale = 1;
+  StateBits state_bits = StateBits::Full;
+  bool optimizer_can_be_8bit = false;  // torch's own Adam or AdamW
   std::vector<std::string> disabled_rules;
   // Written into the plan.
   std::string model;

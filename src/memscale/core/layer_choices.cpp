@@ -1,7 +1,6 @@
 #include "memscale/core/layer_choices.h"
 
 #include <algorithm>
-#include <cmath>
 #include <map>
 #include <memory>
 #include <optional>
@@ -109,8 +108,7 @@ Forecast forecast(const Question& question, std::vector<TapeRules> rules) {
   const auto after = times_by_layer(question.cost, step.trace);
   for (std::size_t i = 0; i < step.layers.size(); ++i) {
     const LayerReplay& layer = step.layers[i];
-    const std::int64_t time = std::llround(
-        static_cast<double>(after[i] - before[i]) * question.time_scale);
+    const std::int64_t time = after[i] - before[i];
     result.layers.push_back({layer.held_plain, layer.held, time});
     result.nanoseconds += time;
   }

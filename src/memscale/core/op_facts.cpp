@@ -9,6 +9,7 @@
 
 #include "memscale/base/error.h"
 #include "memscale/core/op_cost.h"
+#include "memscale/core/optimizer_bits.h"
 #include "memscale/core/workspace.h"
 
 namespace memscale {
@@ -40,7 +41,7 @@ std::optional<Bytes> unreduced_loss(const Trace& trace, const Op& op) {
 
 }  // namespace
 
-void add_op_facts(Trace& trace, int num_threads) {
+void add_op_facts(Trace& trace, int num_threads, bool on_cpu) {
   std::set<std::string> unknown;
   for (std::size_t i = 0; i < trace.ops.size(); ++i) {
     Op& op = trace.ops[i];
@@ -52,6 +53,10 @@ void add_op_facts(Trace& trace, int num_threads) {
       const auto scratch = workspace(trace, op, num_threads);
       op.workspace_known = scratch.has_value();
       op.workspace = scratch.value_or(Bytes());
+    }
+    if (const auto ours = optimizer_op_workspace(trace, op, on_cpu)) {
+      op.workspace_known = true;
+      op.workspace = *ours;
     }
     if (!op.workspace_known) unknown.insert(op.name);
     if (const auto unreduced = unreduced_loss(trace, op)) {

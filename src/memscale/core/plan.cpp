@@ -92,6 +92,10 @@ void Plan::check() const {
   if (budget && *budget <= 0_B) {
     throw PlanError(str("budget must be > 0, got ", budget->count()));
   }
+  if (optimizer_bits != 8 && optimizer_bits != 32) {
+    throw PlanError(
+        str("optimizer_bits must be 8 or 32, got ", optimizer_bits));
+  }
   if (layers.empty()) throw PlanError("layers must not be empty");
   std::set<std::string_view> names;
   for (std::size_t i = 0; i < layers.size(); ++i) {
@@ -169,6 +173,7 @@ std::string Plan::diff(const Plan& other) const {
   line("mode", to_string(mode), to_string(other.mode));
   line("budget", budget ? budget->human() : "none",
        other.budget ? other.budget->human() : "none");
+  line("bits of optimizer state", optimizer_bits, other.optimizer_bits);
   line("predicted peak", peak, other.peak);
   line("predicted slowdown", percent(slowdown()), percent(other.slowdown()));
   const auto find = [](const Plan& plan, const std::string& name) {

@@ -56,7 +56,8 @@ struct Plan {
   std::optional<Bytes> budget;
   // What was decided.
   std::vector<Verdict> verdicts;
-  std::vector<LayerPlan> layers;  // all of the trace's, in its order
+  std::vector<LayerPlan> layers;     // all of the trace's, in its order
+  std::int64_t optimizer_bits = 32;  // 8: of Adam's moments
   // What is predicted.
   Bytes plain_peak;
   Bytes peak;

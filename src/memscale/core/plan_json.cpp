@@ -37,8 +37,8 @@ static void each_field(Is<Verdict> auto& verdict, auto&& field) {
 
 static void each_field(Is<Plan> auto& plan, auto&& field) {
   auto& [model, fingerprint, call, device, optimizer, mode, budget, verdicts,
-         layers, plain_peak, peak, host_peak, plain_nanoseconds, nanoseconds] =
-      plan;
+         layers, optimizer_bits, plain_peak, peak, host_peak, plain_nanoseconds,
+         nanoseconds] = plan;
   field("model", model);
   field("fingerprint", fingerprint);
   field("call", call);
@@ -48,6 +48,7 @@ static void each_field(Is<Plan> auto& plan, auto&& field) {
   field("budget", budget);
   field("verdicts", verdicts);
   field("layers", layers);
+  field("optimizer_bits", optimizer_bits);
   field("plain_peak", plain_peak);
   field("peak", peak);
   field("host_peak", host_peak);

@@ -76,6 +76,7 @@ void check_op(const Trace& trace, std::size_t i) {
   check_not_negative({"ops", i, "flops"}, op.flops);
   check_not_negative({"ops", i, "moved"}, op.moved.count());
   check_not_negative({"ops", i, "workspace"}, op.workspace.count());
+  check_not_negative({"ops", i, "nanoseconds"}, op.nanoseconds);
   if (!op.workspace_known && op.workspace != Bytes()) {
     throw TraceError(str(Spot{"ops", i, "workspace"},
                          " must be 0 where it is not known, got ",

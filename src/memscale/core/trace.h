@@ -123,6 +123,8 @@ struct Op {
   Bytes workspace;  // a kernel's own scratch while it runs, on its device
   // False: nobody knows the workspace; `workspace` is then zero.
   bool workspace_known = false;
+  // How long it takes, if that was measured; 0: not known.
+  std::int64_t nanoseconds = 0;
 
   bool operator==(const Op&) const = default;
 };

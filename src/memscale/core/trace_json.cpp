@@ -19,7 +19,8 @@ static void each_field(Is<Layer> auto& layer, auto&& field) {
 
 static void each_field(Is<Op> auto& op, auto&& field) {
   auto& [name, phase, layer, forward, inputs, outputs, random, mutates, view,
-         opaque, in_function, flops, moved, workspace, workspace_known] = op;
+         opaque, in_function, flops, moved, workspace, workspace_known,
+         nanoseconds] = op;
   field("name", name);
   field("phase", phase);
   field("layer", layer);
@@ -35,6 +36,7 @@ static void each_field(Is<Op> auto& op, auto&& field) {
   field("moved", moved);
   field("workspace", workspace);
   field("workspace_known", workspace_known);
+  field("nanoseconds", nanoseconds);
 }
 
 static void each_field(Is<Value> auto& value, auto&& field) {

@@ -6,7 +6,8 @@
 // Floats held as one byte each and one float for every 256 of them: a block's
 // largest magnitude, and for each element the nearest of 256 values of a map
 // that is dense near zero ("dynamic" quantisation; Dettmers et al., 8-bit
-// Optimizers via Block-wise Quantization).
+// Optimizers via Block-wise Quantization). One exception to the nearest: Note
+// [positive stays positive].
 //
 // The maps, by formula. Decade e has n = 2^e values, the middles of n equal
 // parts of [0.1, 1] times a power of ten:
@@ -31,6 +32,14 @@
 //   absmax 0, codes of 0.
 // - A block that holds a NaN or an infinity has absmax NaN and codes of 0, and
 //   comes back as NaN throughout: never as healthy values.
+//
+// Note [positive stays positive]: in the unsigned map an element for which
+// x * (1 / absmax) > 0 has at least code 1, however small it is. Adam divides
+// by the root of these values. By the nearest, a second moment below 1.6e-7 of
+// its block's largest would be 0 while its first moment, the size of its root,
+// is kept: the next step would be up to 31 times too large, and with a gradient
+// of 0 it would be m / eps. Kept too large, it makes the step smaller. 0 stays
+// what is below 2^-150 of the block's largest, or in a block of denormals.
 
 namespace memscale::kernels {
 

@@ -21,7 +21,8 @@
 namespace memscale::kernels {
 namespace {
 
-// Below 2^-23 every map's code is 0, so buckets begin there; the last is 1's.
+// Below 2^-23 no map has a value, so buckets begin there; the first has all
+// that is smaller, too. The last is 1's.
 constexpr std::uint32_t kFirstBucket = (127U - 23U) << 7U;
 constexpr std::uint32_t kLastBucket = 127U << 7U;
 constexpr std::size_t kNumBuckets = kLastBucket - kFirstBucket + 1;
@@ -71,9 +72,11 @@ consteval Codec make_codec(Map map) {
     // A tie stays with the lower magnitude.
     codec.borders[k] = nearest > middle ? bits : bits + 1;
   }
+  // See Note [positive stays positive].
+  if (map == Map::Unsigned) codec.borders[0] = 1;
   unsigned code = 0;
   for (std::uint32_t i = 0; i < kNumBuckets; ++i) {
-    const std::uint32_t first = (kFirstBucket + i) << 16U;
+    const std::uint32_t first = i == 0 ? 0 : (kFirstBucket + i) << 16U;
     while (codec.borders[code] <= first) ++code;
     codec.codes[i] = static_cast<std::uint8_t>(code);
   }

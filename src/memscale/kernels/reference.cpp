@@ -65,6 +65,8 @@ void quantise(const float* values, std::size_t count, std::uint8_t* codes,
       const bool has_values = largest > 0;  // not zero, not NaN
       const float x = has_values ? values[i] * (1 / largest) : 0;
       codes[i] = nearest(table, x);
+      // See Note [positive stays positive].
+      if (map == Map::Unsigned && x > 0 && codes[i] == 0) codes[i] = 1;
     }
   }
 }

@@ -59,7 +59,7 @@ inline constexpr int64_t kGenericBytes = 8 << 20;
 // is a CUDA tensor.
 const OptimizerBackend& cuda_backend();
 
-// For each code but the last the first float that is coded as the next.
+// For each code but the last the first float that is nearer to the next.
 std::array<float, 255> code_borders(kernels::Map map);
 
 // A type that no backend has.

@@ -126,6 +126,8 @@ void encode(const at::Tensor& values, const at::Tensor& absmax,
       to[i] = static_cast<uint8_t>(
           std::upper_bound(borders.begin(), borders.end(), number) -
           borders.begin());
+      // See Note [positive stays positive] in kernels/blockwise.h.
+      if (map == kernels::Map::Unsigned && number > 0 && to[i] == 0) to[i] = 1;
     }
   });
 }

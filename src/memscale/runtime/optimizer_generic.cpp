@@ -57,12 +57,13 @@ void over_pieces(int64_t count, F work) {
 
 // A map on a device.
 struct Codec {
-  Codec(Map map, c10::Device device)
-      : values(at::tensor(at::ArrayRef<float>(kernels::map_values(map), 256))
+  Codec(Map of, c10::Device device)
+      : map(of),
+        values(at::tensor(at::ArrayRef<float>(kernels::map_values(of), 256))
                    .to(device)),
-        borders(at::tensor(at::ArrayRef<float>(code_borders(map))).to(device)) {
-  }
+        borders(at::tensor(at::ArrayRef<float>(code_borders(of))).to(device)) {}
 
+  Map map;
   at::Tensor values, borders;
 };
 
@@ -78,8 +79,12 @@ at::Tensor decode(const Codec& codec, const at::Tensor& codes,
 void write_codes(const Codec& codec, at::Tensor scaled,
                  const at::Tensor& codes) {
   scaled.nan_to_num_(0.0);
-  codes.copy_(at::bucketize(scaled, codec.borders, /*out_int32=*/true,
-                            /*right=*/true));
+  at::Tensor found = at::bucketize(scaled, codec.borders, /*out_int32=*/true,
+                                   /*right=*/true);
+  // See Note [positive stays positive] in kernels/blockwise.h. Not by a border,
+  // which would be a denormal: where those are flushed it would be 0.
+  if (codec.map == Map::Unsigned) found.clamp_min_(scaled.gt(0));
+  codes.copy_(found);
 }
 
 void quantise_piece(const Codec& codec, const at::Tensor& values,

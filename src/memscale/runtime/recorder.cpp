@@ -309,7 +309,7 @@ Trace Recorder::finish() {
   find_dead();
   finished_ = true;
   Trace trace = builder_.finish();
-  add_op_facts(trace, at::get_num_threads());
+  add_op_facts(trace, at::get_num_threads(), device_.is_cpu());
   return trace;
 }
 

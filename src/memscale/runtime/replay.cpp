@@ -4,6 +4,7 @@
 #include <c10/core/GradMode.h>
 #include <c10/core/InferenceMode.h>
 
+#include <chrono>
 #include <optional>
 #include <string_view>
 #include <unordered_map>
@@ -92,24 +93,32 @@ class Claims final {
 // One call of a model, in one thread.
 struct Replay::Call {
   explicit Call(std::shared_ptr<Replay> of)
-      : replay(std::move(of)), by_layer(replay->layers()) {}
+      : replay(std::move(of)), settings(replay->settings()) {}
 
   // The tape of the innermost layer; null if that keeps everything.
   Tape* open_tape();
   void close_tape();
   void change_layer();  // layers.back() is another
 
-  const TapeRules& layer_rules() const { return by_layer->at(layers.back()); }
+  const TapeRules& layer_rules() const {
+    return settings.layers->at(layers.back());
+  }
+  void add_time(const OpInfo& info, std::chrono::nanoseconds time) {
+    timed.push_back({layers.back(), info.name, time.count()});
+  }
 
   const std::shared_ptr<Replay> replay;
-  const Replay::Layers by_layer;
+  const Replay::Settings settings;
   std::vector<std::size_t> layers = {0};
   std::shared_ptr<Tape> tape;
   int leaf_depth = 0;
   int function_depth = 0;
+  std::vector<TimedOp> timed;
 };
 
 namespace {
+
+using Clock = std::chrono::steady_clock;
 
 // Note [After the call]
 // What a call returned, was given, or read (parameters) may be changed in place
@@ -134,17 +143,17 @@ std::optional<at::CallbackHandle> find_observer(
 }  // namespace
 
 struct Replay::OpContext final : at::ObserverContext {
-  enum class Kind { Op, Function };
-  OpContext(Kind what, std::size_t results)
-      : kind(what), num_results(results) {}
-  const Kind kind;
-  const std::size_t num_results;
+  // `op`: null for a custom autograd.Function.
+  explicit OpContext(const OpInfo* op) : info(op) {}
+  const OpInfo* const info;
+  Clock::time_point start;
 };
 
 Replay::Replay(c10::Device device, std::vector<TapeRules> layers)
     : leaf_ops_(device, nullptr),
-      layers_(
-          std::make_shared<const std::vector<TapeRules>>(std::move(layers))),
+      settings_{
+          std::make_shared<const std::vector<TapeRules>>(std::move(layers)),
+          nullptr},
       stats_(std::make_shared<ReplayStats>()) {}
 
 Replay::~Replay() = default;
@@ -152,14 +161,19 @@ Replay::~Replay() = default;
 void Replay::set_layers(std::vector<TapeRules> layers) {
   auto made = std::make_shared<const std::vector<TapeRules>>(std::move(layers));
   const std::lock_guard lock(mutex_);
-  TORCH_CHECK_VALUE(made->size() == layers_->size(), "layers must be ",
-                    layers_->size(), ", got ", made->size());
-  layers_.swap(made);
+  TORCH_CHECK_VALUE(made->size() == settings_.layers->size(), "layers must be ",
+                    settings_.layers->size(), ", got ", made->size());
+  settings_.layers.swap(made);
 }
 
-Replay::Layers Replay::layers() const {
+void Replay::time_ops(std::shared_ptr<OpTimes> times) {
   const std::lock_guard lock(mutex_);
-  return layers_;
+  settings_.times = std::move(times);
+}
+
+Replay::Settings Replay::settings() const {
+  const std::lock_guard lock(mutex_);
+  return settings_;
 }
 
 bool Replay::enter() {
@@ -188,6 +202,9 @@ void Replay::leave(const std::vector<at::Tensor>& outputs) {
     tape->decide_again();
   }
   current_call->close_tape();
+  if (OpTimes* const times = current_call->settings.times.get()) {
+    times->add_call(current_call->timed);
+  }
   current_call.reset();
   if (claims.forget_unneeded()) return;
   if (const auto observer = find_observer(&Replay::on_start)) {
@@ -267,7 +284,6 @@ void before_writes(const OpInfo& info, const at::RecordFunction& fn) {
 
 std::unique_ptr<at::ObserverContext> Replay::on_start(
     const at::RecordFunction& fn) {
-  using Kind = OpContext::Kind;
   Call* const call = current_call.get();
   if ((call == nullptr && claims.empty()) ||
       (call != nullptr && call->leaf_depth > 0) || Unobserved::is_on()) {
@@ -280,24 +296,30 @@ std::unique_ptr<at::ObserverContext> Replay::on_start(
       return nullptr;
     }
     ++call->function_depth;
-    return std::make_unique<OpContext>(Kind::Function, 0);
+    return std::make_unique<OpContext>(nullptr);
   }
   if ((info->mutates || info->rules.updates_statistics) && !claims.empty()) {
     before_writes(*info, fn);
   }
-  if (call == nullptr || info->ignored || call->open_tape() == nullptr ||
+  if (call == nullptr || info->ignored) return nullptr;
+  Tape* const tape = call->open_tape();
+  const bool timed = call->settings.times != nullptr;
+  if ((tape == nullptr && !timed) ||
       !call->replay->leaf_ops_.contain(*info, fn)) {
     return nullptr;
   }
   try {
-    call->tape->begin_op(*info, fn.inputs(), call->function_depth > 0);
+    if (tape != nullptr) {
+      tape->begin_op(*info, fn.inputs(), call->function_depth > 0);
+    }
   } catch (const std::exception&) {  // no memory
     call->close_tape();
     return nullptr;
   }
   ++call->leaf_depth;
-  return std::make_unique<OpContext>(Kind::Op,
-                                     info->handle.schema().returns().size());
+  auto context = std::make_unique<OpContext>(info);
+  if (timed) context->start = Clock::now();
+  return context;
 }
 
 void Replay::on_end(const at::RecordFunction& fn,
@@ -305,14 +327,19 @@ void Replay::on_end(const at::RecordFunction& fn,
   auto* const ours = static_cast<OpContext*>(context);
   Call* const call = current_call.get();
   if (ours == nullptr || call == nullptr) return;
-  if (ours->kind == OpContext::Kind::Function) {
+  if (ours->info == nullptr) {
     --call->function_depth;
     return;
   }
   --call->leaf_depth;
-  if (call->tape == nullptr) return;
   try {
-    call->tape->end_op(fn.outputs(), ours->num_results);
+    if (call->settings.times != nullptr) {
+      call->add_time(*ours->info, Clock::now() - ours->start);
+    }
+    if (call->tape != nullptr) {
+      call->tape->end_op(fn.outputs(),
+                         ours->info->handle.schema().returns().size());
+    }
   } catch (const std::exception&) {
     call->close_tape();
   }

@@ -8,6 +8,7 @@
 #include <mutex>
 #include <vector>
 
+#include "memscale/core/op_times.h"
 #include "memscale/runtime/leaf_ops.h"
 #include "memscale/runtime/replay_stats.h"
 #include "memscale/runtime/saved_tensor.h"
@@ -34,6 +35,9 @@ class Replay final : public std::enable_shared_from_this<Replay> {
 
   // As many as before. Calls that have begun go on as they began.
   void set_layers(std::vector<TapeRules> layers);
+
+  // From the next call on, add how long its ops take to `times`; null: don't.
+  void time_ops(std::shared_ptr<OpTimes> times);
 
   // False: this call is left alone (nothing to differentiate, or the thread is
   // in a call of a model already). Then leave() must not be called either.
@@ -64,10 +68,14 @@ class Replay final : public std::enable_shared_from_this<Replay> {
   const LeafOps leaf_ops_;
   // Replaced, never changed: calls of other threads read the one they have.
   using Layers = std::shared_ptr<const std::vector<TapeRules>>;
-  Layers layers() const;
+  struct Settings {
+    Layers layers;
+    std::shared_ptr<OpTimes> times;
+  };
+  Settings settings() const;
 
-  mutable std::mutex mutex_;  // of layers_
-  Layers layers_;
+  mutable std::mutex mutex_;  // of settings_
+  Settings settings_;
   const std::shared_ptr<ReplayStats> stats_;
 };
 

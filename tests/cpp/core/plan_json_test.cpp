@@ -26,24 +26,24 @@ std::string replaced(std::string text, std::string_view from,
 }
 
 TEST(PlanJson, IsOneStableLine) {
-  EXPECT_EQ(
-      to_json(small_plan()),
-      R"({"format":"memscale-plan","version":1,"model":"Net",)"
-      R"("fingerprint":"00ff00ff00ff00ff","call":"x=float32[4, 8]",)"
-      R"("device":"sim","optimizer":"adamw","mode":"aggressive",)"
-      R"("budget":6291456,"verdicts":[)"
-      R"({"rule":"weigh_memory","text":"little"},)"
-      R"({"rule":"recompute_layers","text":"some"}],"layers":[)"
-      R"({"layer":"","policy":"keep","keep_set":null,"plain_bytes":1024,)"
-      R"("held_bytes":1024,"nanoseconds":0,"reason":""},)"
-      R"({"layer":"a","policy":"cheap","keep_set":null,)"
-      R"("plain_bytes":4194304,"held_bytes":1048576,"nanoseconds":1499,)"
-      R"("reason":"frees 3.00 MiB"},)"
-      R"({"layer":"b.0","policy":"keep","keep_set":{)"
-      R"("ops":["aten::mm","aten::tanh"],"kept":[[0,0],[1,2]]},)"
-      R"("plain_bytes":4194304,"held_bytes":1048576,"nanoseconds":2500,)"
-      R"("reason":"frees 3.00 MiB"}],"plain_peak":10485760,"peak":5242880,)"
-      R"("host_peak":7,"plain_nanoseconds":40000,"nanoseconds":3999})");
+  EXPECT_EQ(to_json(small_plan()),
+            R"({"format":"memscale-plan","version":1,"model":"Net",)"
+            R"("fingerprint":"00ff00ff00ff00ff","call":"x=float32[4, 8]",)"
+            R"("device":"sim","optimizer":"adamw","mode":"aggressive",)"
+            R"("budget":6291456,"verdicts":[)"
+            R"({"rule":"weigh_memory","text":"little"},)"
+            R"({"rule":"recompute_layers","text":"some"}],"layers":[)"
+            R"({"layer":"","policy":"keep","keep_set":null,"plain_bytes":1024,)"
+            R"("held_bytes":1024,"nanoseconds":0,"reason":""},)"
+            R"({"layer":"a","policy":"cheap","keep_set":null,)"
+            R"("plain_bytes":4194304,"held_bytes":1048576,"nanoseconds":1499,)"
+            R"("reason":"frees 3.00 MiB"},)"
+            R"({"layer":"b.0","policy":"keep","keep_set":{)"
+            R"("ops":["aten::mm","aten::tanh"],"kept":[[0,0],[1,2]]},)"
+            R"("plain_bytes":4194304,"held_bytes":1048576,"nanoseconds":2500,)"
+            R"("reason":"frees 3.00 MiB"}],"optimizer_bits":32,)"
+            R"("plain_peak":10485760,"peak":5242880,)"
+            R"("host_peak":7,"plain_nanoseconds":40000,"nanoseconds":3999})");
 }
 
 TEST(PlanJson, ReadsBackWhatItWrote) {
@@ -149,6 +149,7 @@ const Field kFields[] = {
     {"layers[0].held_bytes", R"("held_bytes":1024)", "1e3", kInteger},
     {"layers[1].nanoseconds", R"("nanoseconds":1499)", "null", kInteger},
     {"layers[1].reason", R"("reason":"frees 3.00 MiB")", "3", kText},
+    {"optimizer_bits", R"("optimizer_bits":32)", R"("8")", kInteger},
     {"plain_peak", R"("plain_peak":10485760)", "9223372036854775808", kInteger},
     {"peak", R"("peak":5242880)", "-9223372036854775809", kInteger},
     {"host_peak", R"("host_peak":7)", R"("7")", kInteger},
@@ -262,7 +263,7 @@ TEST(PlanJson, RefusesAnEditedPlanNamingThePlace) {
 TEST(PlanJson, APlanHasLayers) {
   std::string text = to_json(small_plan());
   const auto begin = text.find(R"("layers":[)") + 10;
-  const auto end = text.find(R"(],"plain_peak")");
+  const auto end = text.find(R"(],"optimizer_bits")");
   text.erase(begin, end - begin);
   EXPECT_EQ(error_of(text), "layers must not be empty");
 }

@@ -205,7 +205,7 @@ TEST(TraceJson, IsOneStableLine) {
       R"("ops":[{"name":"aten::t","phase":"forward","layer":0,"forward":null,)"
       R"("inputs":[],"outputs":[],"random":false,"mutates":false,)"
       R"("view":true,"opaque":false,"in_function":false,"flops":0,)"
-      R"("moved":0,"workspace":0,"workspace_known":false}],)"
+      R"("moved":0,"workspace":0,"workspace_known":false,"nanoseconds":0}],)"
       R"("values":[{"storage":0,"dtype":"float32","sizes":[2,3],)"
       R"("strides":[1,2],"offset":0,"version":0}],)"
       R"("storages":[{"bytes":24,"count":1,"place":"device",)"

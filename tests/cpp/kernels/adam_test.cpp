@@ -221,6 +221,29 @@ TEST_P(AdamKernels, EightBitStateStaysNearFullPrecision) {
   EXPECT_LT(apart, 0.05 * moved);
 }
 
+// Elements whose v is too small beside their block's largest to be told from 0,
+// but whose m is not: see Note [positive stays positive] in blockwise.h.
+TEST_P(AdamKernels, NoStepIsLargeWhenSmallGradientsEnd) {
+  AdamOptions options;
+  options.weight_decay = 0;
+  const std::size_t count = kBlock + 50;  // a whole block and a short one
+  const auto is_small = [](std::size_t i) { return i % 30 == 7; };
+  Training<float, std::uint8_t> run(std::vector<float>(count, 0.0F));
+  std::vector<float> grads(count, 1.0F);
+  float largest = 0;  // of all steps
+  for (int t = 1; t <= 60; ++t) {
+    for (std::size_t i = 0; i < count; ++i) {
+      if (is_small(i)) grads[i] = t <= 20 ? 1e-4F : 0.0F;
+    }
+    const std::vector<float> before = run.params;
+    run.step(k_, adam_step(options, t), grads);
+    for (std::size_t i = 0; i < count; ++i) {
+      largest = std::max(largest, std::abs(run.params[i] - before[i]));
+    }
+  }
+  EXPECT_LE(largest, 1.5 * options.lr);
+}
+
 TEST_P(AdamKernels, ZeroedMemoryIsAStateOfZeros) {
   const Case c{600, Pattern::Sparse};
   Training<float, std::uint8_t> run(values_of({600, Pattern::Normal}, 1));

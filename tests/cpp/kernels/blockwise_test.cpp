@@ -93,10 +93,11 @@ TEST(AllBlockwise, EqualTheReference) {
   }
 }
 
-// All of [2^-26, 1], both signs, at a stride.
+// All of [0, 1], both signs, at a stride that is longer below 2^-26.
 TEST(AllBlockwise, FindTheNearestThroughout) {
   std::vector<float> values;
-  for (std::uint32_t bits = 101U << 23U; bits < 127U << 23U; bits += 997) {
+  for (std::uint32_t bits = 0; bits < 127U << 23U;
+       bits += bits < 101U << 23U ? 99'991 : 997) {
     if (values.size() % kBlock == 0) values.push_back(1.0F);
     values.push_back(std::bit_cast<float>(bits | bits << 31U));
   }
@@ -147,6 +148,39 @@ TEST_P(Blockwise, GoesOverAtTheMiddle) {
         is_signed ? reference_.quantise_signed : reference_.quantise_unsigned,
         ones);
     ASSERT_TRUE(same_bits(got.codes, wanted.codes));
+  }
+}
+
+// Note [positive stays positive], in blockwise.h; in a whole block and in a
+// short one, at several scales.
+TEST_P(Blockwise, PositiveStaysPositive) {
+  const float smallest = map_values(Map::Unsigned)[1];
+  const float denormal = std::numeric_limits<float>::denorm_min();
+  const float normal = std::numeric_limits<float>::min();
+  const float zeros[] = {0.0F, -0.0F, -denormal, -normal, -1e-7F, -1.0F};
+  const float ones[] = {denormal,        3 * denormal,    normal,
+                        1e-20F,          1e-8F,           0x1p-23F,
+                        smallest * 0.4F, smallest * 0.6F, smallest};
+  for (const float scale : {1.0F, 0x1p60F, 0x1p-100F, 0x1p-126F}) {
+    std::vector<float> values;
+    std::vector<std::uint8_t> wanted;
+    while (values.size() < kBlock + 20) {
+      if (values.size() % kBlock == 0) {
+        values.push_back(scale);
+        wanted.push_back(255);
+      }
+      const std::size_t i = values.size() % kBlock;
+      const bool is_zero = i % 2 == 0;
+      const float x = (is_zero ? zeros[i / 2 % 6] : ones[i / 2 % 9]) * scale;
+      values.push_back(x);
+      wanted.push_back(x > 0 ? 1 : 0);
+    }
+    const Quantised got = quantised(k_.quantise_unsigned, values);
+    ASSERT_TRUE(same_bits(got.codes, wanted)) << scale;
+    const std::vector<float> back = dequantised(k_.dequantise_unsigned, got);
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      EXPECT_EQ(back[i] > 0, values[i] > 0) << values[i] << " of " << scale;
+    }
   }
 }
 

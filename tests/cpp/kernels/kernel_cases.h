@@ -24,6 +24,7 @@ enum class Pattern {
   Huge,       // 1e30, whose square is infinite
   Zeros,      // of both signs
   Sparse,     // mostly zeros, whole blocks too
+  Steep,      // magnitudes from 1 down to the smallest, in every block
   OneNan,
   OneInfinity,
 };
@@ -46,9 +47,9 @@ inline std::vector<Case> all_cases() {
 }
 
 inline std::string to_string(const Case& c) {
-  constexpr const char* kNames[] = {"Normal", "Wide",       "Denormals",
-                                    "Huge",   "Zeros",      "Sparse",
-                                    "OneNan", "OneInfinity"};
+  constexpr const char* kNames[] = {"Normal", "Wide",   "Denormals",
+                                    "Huge",   "Zeros",  "Sparse",
+                                    "Steep",  "OneNan", "OneInfinity"};
   return std::string(kNames[static_cast<int>(c.pattern)]) + " x " +
          std::to_string(c.count);
 }
@@ -70,6 +71,8 @@ inline float draw_value(Pattern pattern, std::size_t i, std::mt19937& random) {
       return sign * 0.0F;
     case Pattern::Sparse:
       return i / kBlock % 2 == 0 && i % 17 == 0 ? normal(random) : sign * 0.0F;
+    case Pattern::Steep:
+      return std::ldexp(sign, -static_cast<int>(i % 150));
     case Pattern::OneNan:
       return i % 1000 == 5 ? std::numeric_limits<float>::quiet_NaN()
                            : normal(random);

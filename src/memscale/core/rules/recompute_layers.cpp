@@ -65,7 +65,7 @@ class Chooser final {
     Problem problem = choices_.problem();
     problem.host_budget = Bytes();
     for (const SolveResult& result : pareto(problem, max_points)) {
-      all.push_back(forecast_of(result.plan));
+      add_forecasts(result.plan, all);
     }
     std::ranges::stable_sort(all, is_smaller);
     std::vector<Forecast> best;
@@ -91,12 +91,34 @@ class Chooser final {
         continue;
       }
       last = std::move(result.plan);
-      found.push_back(forecast_of(last));
+      add_forecasts(last, found);
     }
     return found;
   }
-  Forecast forecast_of(const Selection& selection) const {
-    return forecast(question_, choices_.rules(selection.choice));
+
+  // Of what was selected, and of the same without the layers that recompute and
+  // gain nothing by it. Not always the better one: a layer's bytes may be let
+  // go with its neighbour's.
+  void add_forecasts(const Selection& selection,
+                     std::vector<Forecast>& found) const {
+    Forecast selected = forecast(question_, choices_.rules(selection.choice));
+    std::vector<TapeRules> rules = selected.rules;
+    bool changed = false;
+    for (std::size_t i = 0; i < rules.size(); ++i) {
+      const Forecast::Layer& layer = selected.layers[i];
+      // Those that hold nothing may be around others, whose tape would end
+      // where they run; a trace does not tell whether they are called at all.
+      if (rules[i].keeps_all() || layer.plain == Bytes() ||
+          layer.held < layer.plain) {
+        continue;
+      }
+      rules[i].policy = ReplayPolicy::Keep;
+      rules[i].keep_set.reset();
+      changed = true;
+    }
+    // First: of two that are equal, the first is taken.
+    if (changed) found.push_back(forecast(question_, std::move(rules)));
+    found.push_back(std::move(selected));
   }
 
   const Question& question_;
@@ -146,6 +168,15 @@ std::vector<Forecast> forecast_frontier(const Question& question,
     some.push_back(std::move(all[i * (all.size() - 1) / gaps]));
   }
   return some;
+}
+
+bool fits_budget(const Question& question) {
+  const Bytes budget = *question.config.budget - question.margin;
+  if (!question.config.enable_checkpointing) {
+    const auto keep = uniform_rules(question, ReplayPolicy::Keep);
+    return forecast(question, keep).peak <= budget;
+  }
+  return Chooser(question).fastest_within(budget).has_value();
 }
 
 bool recompute_layers(RuleContext& context) {

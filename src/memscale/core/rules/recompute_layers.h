@@ -11,6 +11,9 @@ namespace memscale {
 void apply_forecast(const Question& question, const Forecast& found,
                     Plan& plan);
 
+// Whether there is a plan under question.config.budget.
+bool fits_budget(const Question& question);
+
 // The best plans there are, from the smallest peak to the fastest.
 std::vector<Forecast> forecast_frontier(const Question& question,
                                         std::size_t max_points);

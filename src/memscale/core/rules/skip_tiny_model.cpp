@@ -10,12 +10,18 @@ constexpr Bytes kTiny = 64_MiB;
 
 }  // namespace
 
-bool skip_tiny_model(RuleContext& context) {
+bool is_tiny(const RuleContext& context) {
   const Question& question = context.question;
   const Bytes peak = context.plan().plain_peak;
-  if (question.force || question.config.budget || peak >= kTiny) return true;
-  if (const auto limit = question.limit(); limit && peak > *limit) return true;
-  context.say(str("the step needs ", peak, ", less than ", kTiny,
+  if (question.force || question.config.budget || peak >= kTiny) return false;
+  const auto limit = question.limit();
+  return !limit || peak <= *limit;
+}
+
+bool skip_tiny_model(RuleContext& context) {
+  if (!is_tiny(context)) return true;
+  context.say(str("the step needs ", context.plan().plain_peak, ", less than ",
+                  kTiny,
                   ": left as it is (force_optimize=True plans all the same)"));
   return false;
 }

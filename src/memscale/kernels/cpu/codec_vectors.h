@@ -99,8 +99,12 @@ consteval Encoding make_encoding() {
     // Steps of this decade's first value.
     const unsigned begin =
         number == 8 ? top : (first << (number - 1)) - (is_signed ? 0 : 1);
+    // The unsigned map's first is any between kTiny and its value: encode()
+    // leaves nothing else there.
     result.border.x[number - 1] =
-        std::bit_cast<float>(codec.borders[begin - 1]);
+        !is_signed && number == 1
+            ? magnitude(map, 1) / 2
+            : std::bit_cast<float>(codec.borders[begin - 1]);
     if (number == 8) break;
     const double n = first << (number - 1);
     const double part = decade_part(map, first << (number - 1));
@@ -149,6 +153,7 @@ inline void encode(const float* __restrict values, float inverse,
     return;
   }
   constexpr Encoding kEncoding = make_encoding<map>();
+  constexpr float kSmallest = magnitude(map, 1);  // but 0
   const Floats border = spread(kEncoding.border);
   const Floats slope = spread(kEncoding.slope);
   const Floats start = spread(kEncoding.start);
@@ -159,8 +164,14 @@ inline void encode(const float* __restrict values, float inverse,
   // lets a CPU work on more of them at a time.
   for (std::size_t i = 0; i < kBlock; i += kLanes) {
     Floats x = load<Floats>(values + i) * inverse;
-    if (map == Map::Signed) x = floats_of_bits(bits_of_floats(x) & INT32_MAX);
-    x = x > kTiny ? x : Floats{} + kTiny;
+    Floats least = Floats{} + kTiny;
+    if (map == Map::Signed) {
+      x = floats_of_bits(bits_of_floats(x) & INT32_MAX);
+    } else {
+      // See Note [positive stays positive].
+      least = x > 0.0F ? Floats{} + kSmallest : least;
+    }
+    x = x > least ? x : least;
     const Floats rough = to_floats(bits_of_floats(x)) * kPerBit + kAtZero;
     const Ints guess = to_ints(rough);
     put(guess - (x >= pick(border, guess)), steps + i);

@@ -1,0 +1,29 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include "memscale/base/bytes.h"
+#include "memscale/core/trace.h"
+
+// Adam's moments at one byte each, as predicted. See docs/optimizer.md.
+
+namespace memscale {
+
+// Tensors of fewer elements keep 32 bits.
+inline constexpr std::int64_t kMin8BitElements = 4096;
+
+// The same step with 8-bit moments: each state of kMin8BitElements or more is a
+// byte for each element and a float for every 256 of them, smaller ones are
+// floats; the optimizer's step is one fused op. `on_cpu`: it runs in kernels of
+// ours, without temporaries; other devices take it in pieces.
+Trace with_8bit_state(const Trace& trace, bool on_cpu);
+
+// Temporaries of a step of ours as it was traced; nothing if it is another op.
+std::optional<Bytes> optimizer_op_workspace(const Trace& trace, const Op& op,
+                                            bool on_cpu);
+
+// What the optimizer keeps from step to step, on the device.
+Bytes optimizer_state_bytes(const Trace& trace);
+
+}  // namespace memscale

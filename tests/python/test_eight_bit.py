@@ -1,0 +1,260 @@
+"""Wrapped models whose optimizer's state is held in 8 bits; see memscale.eight_bit."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import weakref
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim.optimizer import _global_optimizer_pre_hooks
+from transformers import GPT2Config, GPT2LMHeadModel
+
+import memscale
+from memscale import Config, OptimizationMode
+from memscale._C import Timeline
+from memscale.optim import AdamW8bit, is_8bit
+from replay_twins import Block
+
+# torch counts devices at the first backward of a process.
+pytestmark = pytest.mark.usefixtures("sim")
+
+WIDTH, ROWS = 128, 256
+
+
+def _model(device: torch.device | str = "cpu") -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(*(Block(WIDTH) for _ in range(3))).to(device)
+
+
+def _train(
+    model: nn.Module, optimizer: torch.optim.Optimizer, steps: int = 3
+) -> list[float]:
+    torch.manual_seed(1)
+    device = next(model.parameters()).device
+    losses = []
+    for _ in range(steps):
+        loss = model(torch.randn(ROWS, WIDTH, device=device)).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+
+def _weight_state(
+    model: nn.Module, optimizer: torch.optim.Optimizer
+) -> dict[str, torch.Tensor]:
+    weight = max(model.parameters(), key=torch.numel)
+    state: dict[str, torch.Tensor] = optimizer.state[weight]
+    return state
+
+
+def test_found_at_its_first_step_and_given_back() -> None:
+    model = _model()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.1)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+    memscale.wrap(model, Config(use_8bit_optimizer=True, force_optimize=True))
+    assert type(optimizer) is torch.optim.AdamW  # not yet
+    losses = _train(model, optimizer)
+    scheduler.step()
+    assert type(optimizer) is AdamW8bit
+    assert _weight_state(model, optimizer)["exp_avg_codes"].dtype == torch.uint8
+    assert optimizer.param_groups[0]["lr"] == 5e-4
+    plan = model._memscale_executor.plan
+    assert plan.optimizer_bits == 8
+    assert plan.optimizer == "AdamW"
+    memscale.detach(model)
+
+    twin = _model()
+    plain = torch.optim.AdamW(twin.parameters(), lr=1e-3, weight_decay=0.1)
+    expected = _train(twin, plain)
+    assert losses[:2] == expected[:2]  # before any state was rounded
+    assert losses[2] == pytest.approx(expected[2], rel=1e-3)
+    assert type(optimizer) is torch.optim.AdamW
+    theirs, ours = _weight_state(twin, plain), _weight_state(model, optimizer)
+    assert ours.keys() == theirs.keys()
+    for name, tensor in theirs.items():
+        assert (ours[name].dtype, ours[name].shape) == (tensor.dtype, tensor.shape)
+    assert optimizer.param_groups[0].keys() - {"initial_lr"} == (
+        plain.param_groups[0].keys()
+    )
+    assert optimizer.defaults == plain.defaults
+    _train(model, optimizer)  # and goes on
+
+
+def test_a_known_optimizer_is_converted_with_its_state() -> None:
+    model = _model()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    _train(model, optimizer)
+    before = _weight_state(model, optimizer)["exp_avg"].clone()
+    config = Config(use_8bit_optimizer=True, force_optimize=True)
+    with memscale.optimize(model, optimizer, config) as executor:
+        assert is_8bit(optimizer)
+        _train(model, optimizer)
+        assert executor is not None
+        assert executor.plan is not None
+        # The plain step, to compare with, is that of the optimizer as it was.
+        assert executor.plan.optimizer == "Adam"
+        assert executor.plan.optimizer_bits == 8
+    assert type(optimizer) is torch.optim.Adam
+    model_2 = _model()
+    optimizer = torch.optim.Adam(model_2.parameters(), lr=1e-3)
+    _train(model_2, optimizer)
+    with memscale.optimize(model_2, optimizer, config):
+        pass
+    after = _weight_state(model_2, optimizer)["exp_avg"]
+    # Half of the widest gap between two codes, of the largest in a block.
+    assert (after - before).abs().max() <= 0.01 * before.abs().max()
+
+
+def test_apply_all_optimizations() -> None:
+    model = _model()
+    optimizer = torch.optim.AdamW(model.parameters())
+    assert memscale.apply_all_optimizations(model, optimizer) == (model, optimizer)
+    assert is_8bit(optimizer)
+    assert model._memscale_executor.config.mode == OptimizationMode.AGGRESSIVE
+    _train(model, optimizer)
+    memscale.detach(model)
+    assert not is_8bit(optimizer)
+    with pytest.raises(TypeError, match=r"optimizer must be a torch\.optim"):
+        memscale.apply_all_optimizations(model, None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda p: torch.optim.SGD(p, 0.1), "SGD is not torch.optim.Adam or AdamW"),
+        (
+            lambda p: torch.optim.AdamW(p, amsgrad=True),
+            "AdamW cannot be 8-bit: amsgrad must be False with bits=8",
+        ),
+    ],
+)
+def test_others_are_left_alone_and_said(
+    make: Any, reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = _model()
+    optimizer = make(model.parameters())
+    memscale.wrap(model, Config(use_8bit_optimizer=True, force_optimize=True))
+    with caplog.at_level(logging.INFO, logger="memscale"):
+        _train(model, optimizer)
+    assert [r for r in caplog.messages if reason in r] == [
+        f"use_8bit_optimizer: {reason}; its state stays as it is"
+        if "SGD" in reason
+        else f"use_8bit_optimizer: {reason}, got True"
+    ]  # once
+    assert not is_8bit(optimizer)
+    assert model._memscale_executor.plan.optimizer_bits == 32
+
+
+def test_an_optimizer_of_the_users_own_stays() -> None:
+    model = _model()
+    optimizer = AdamW8bit(model.parameters())
+    memscale.wrap(model, Config(use_8bit_optimizer=True))
+    _train(model, optimizer)
+    memscale.detach(model)
+    assert type(optimizer) is AdamW8bit
+
+
+def test_another_models_optimizer_is_not_touched() -> None:
+    model, other = _model(), _model()
+    memscale.wrap(model, Config(use_8bit_optimizer=True))
+    optimizer = torch.optim.AdamW(other.parameters())
+    _train(other, optimizer)
+    assert type(optimizer) is torch.optim.AdamW
+
+
+def test_no_hook_is_left() -> None:
+    before = len(_global_optimizer_pre_hooks)
+    model = _model()
+    memscale.wrap(model, Config(use_8bit_optimizer=True))
+    gone = weakref.ref(model)
+    del model
+    gc.collect()
+    assert gone() is None
+    other = _model()
+    _train(other, torch.optim.AdamW(other.parameters()), 1)
+    memscale.wrap(other, Config(use_8bit_optimizer=True))
+    memscale.detach(other)
+    assert len(_global_optimizer_pre_hooks) <= before
+
+
+# ---- plans ----
+
+
+def test_bits_are_chosen_by_mode_field_and_budget() -> None:
+    model, batch = _model(), torch.randn(ROWS, WIDTH)
+
+    def bits(**fields: Any) -> int:
+        config = Config(force_optimize=True, **fields)
+        return memscale.plan(model, batch, "adamw", config).optimizer_bits
+
+    aggressive = {"mode": OptimizationMode.AGGRESSIVE}
+    assert bits() == 32  # lossy: not unless it is asked for
+    assert bits(use_8bit_optimizer=True) == 8
+    assert bits(**aggressive) == 8
+    assert bits(**aggressive, use_8bit_optimizer=False) == 32
+    # With a budget only if nothing exact is enough.
+    exact = memscale.pareto(model, batch, "adamw")[0].peak_bytes
+    assert bits(**aggressive, budget=exact) == 32
+    assert bits(**aggressive, budget=exact - 4096) == 8
+    with pytest.raises(memscale.PlanError, match="budget must be at least"):
+        bits(budget=exact - 4096)
+
+
+def test_a_saved_plan_says_so_too() -> None:
+    model, batch = _model(), torch.randn(ROWS, WIDTH)
+    config = Config(use_8bit_optimizer=True, force_optimize=True)
+    plan = memscale.plan(model, batch, "adamw", config)
+    assert "8 bits" in plan.explain()
+    assert "bits of optimizer state: 8 -> 32" in plan.diff(
+        memscale.plan(model, batch, "adamw", Config(force_optimize=True))
+    )
+    memscale.wrap(model, Config(plan=plan))
+    optimizer = torch.optim.AdamW(model.parameters())
+    _train(model, optimizer)
+    assert is_8bit(optimizer)
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_predicted_is_measured_on_sim(sim: torch.device, own: bool) -> None:
+    """Within 3 %, and the optimizer's step does not hold the peak any longer."""
+    model = GPT2LMHeadModel(
+        GPT2Config(n_layer=4, n_embd=256, n_head=4, vocab_size=512, n_positions=256)
+    ).to(sim)
+    make = AdamW8bit if own else torch.optim.AdamW
+    optimizer = make(model.parameters(), lr=1e-3)
+    memscale.wrap(model, Config(use_8bit_optimizer=True, force_optimize=True))
+    ids = torch.randint(0, 512, (8, 256), device=sim)
+    for _ in range(4):
+        model(ids, labels=ids).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    executor = model._memscale_executor
+    assert is_8bit(optimizer)
+    for entry in executor.ledger:
+        assert entry.measured_peak == pytest.approx(entry.predicted_peak, rel=0.03)
+    with memscale.memory.track(sim) as step:
+        model(ids, labels=ids).loss.backward()
+        with memscale.memory.track(sim) as in_optimizer:
+            optimizer.step()
+    assert in_optimizer.peak < step.peak
+
+
+def test_the_timeline_knows_it(sim: torch.device) -> None:
+    """By the formula, from a plain trace, as by tracing the 8-bit optimizer."""
+    model = _model(sim)
+    batch = torch.randn(ROWS, WIDTH, device=sim)
+    plain = memscale.estimate(model, batch, torch.optim.AdamW(model.parameters()))
+    made = plain.trace.with_8bit_state(on_cpu=False)
+    traced = memscale.estimate(model, batch, AdamW8bit(model.parameters()))
+    resident = Timeline(made, "device", traced.granularity).resident
+    assert resident == traced.timeline.resident
+    state = traced.breakdown["optimizer_state"]
+    count = sum(p.numel() for p in model.parameters() if p.numel() >= 4096)
+    assert state < plain.breakdown["optimizer_state"] / 3
+    assert state >= 2 * count
