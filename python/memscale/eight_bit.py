@@ -7,6 +7,7 @@ memscale.optim.to_8bit. Those that cannot be converted are left alone, and that 
 
 from __future__ import annotations
 
+import gc
 import logging
 import weakref
 from collections.abc import Callable
@@ -19,7 +20,7 @@ from torch.utils.hooks import RemovableHandle
 
 from memscale.optim import from_8bit, is_8bit, to_8bit
 
-__all__ = ["EightBitState"]
+__all__ = ["EightBitState", "find_optimizer"]
 
 Say = Callable[[str, int], None]
 
@@ -113,3 +114,18 @@ def holds_parameters(optimizer: torch.optim.Optimizer, model: nn.Module) -> bool
         for group in optimizer.param_groups
         for parameter in group["params"]
     )
+
+
+def find_optimizer(model: nn.Module) -> torch.optim.Optimizer | None:
+    """The optimizer that holds the model's parameters, if the program has made one."""
+    for thing in gc.get_objects():
+        # By its type: proxies among the objects may do anything when they are asked.
+        if issubclass(type(thing), torch.optim.Optimizer) and holds_parameters(
+            thing, model
+        ):
+            # Some wrap another, accelerate's for one.
+            inner = getattr(thing, "optimizer", None)
+            found = inner if isinstance(inner, torch.optim.Optimizer) else thing
+            assert isinstance(found, torch.optim.Optimizer)
+            return found
+    return None

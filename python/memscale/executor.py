@@ -19,10 +19,8 @@ import itertools
 import logging
 import threading
 import weakref
-from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -30,14 +28,15 @@ from torch import nn
 from torch.compiler import is_compiling
 
 from memscale import _hook_stack, logs, replay
-from memscale._C import Error, InputError, Plan, PlanError, Timeline, TraceError
+from memscale._C import Error, InputError, Plan, PlanError, TraceError
+from memscale._planned import Planned, resident_bytes, state_of
 from memscale._progress import progress
 from memscale._shell import without_hooks_of_users
 from memscale._signature import Signatures
 from memscale._use_cache import UseCache
 from memscale.config import Config, EffectiveConfig, OptimizationMode
-from memscale.eight_bit import EightBitState, holds_parameters
-from memscale.estimator import Estimate, estimate_call
+from memscale.eight_bit import EightBitState, find_optimizer
+from memscale.estimator import estimate_call
 from memscale.inputs import Call
 from memscale.layers import find_layers
 from memscale.ledger import Entry, Watch
@@ -70,9 +69,6 @@ _tracing = threading.RLock()
 _executors: weakref.WeakValueDictionary[int, Executor] = weakref.WeakValueDictionary()
 _numbers = itertools.count()
 
-# Handlers that were added for a config's log_file, by the models that write there.
-_log_files: Counter[logging.Handler] = Counter()
-
 
 class Executor:
     """Owns every handle. Made by ``wrap`` and ``optimize``."""
@@ -92,7 +88,7 @@ class Executor:
         self._optimizer = optimizer
         self._use_cache = UseCache(model)
         self._on_detach: list[Callable[[], object]] = []
-        self._planned: Signatures[_Planned] = Signatures()
+        self._planned: Signatures[Planned] = Signatures()
         self._plan: Plan | None = None
         self._watch: Watch | None = None
         self._said_unlike = False
@@ -194,11 +190,11 @@ class Executor:
         with _tracing:
             return self._planned_for(call, is_sample).plan
 
-    def _planned_for(self, call: Call, is_sample: bool = False) -> _Planned:
-        state = _state_of(self._model)
+    def _planned_for(self, call: Call, is_sample: bool = False) -> Planned:
+        state = state_of(self._model)
         planned = self._planned.find(call, state)
         if planned is None and len(self._planned) == _MAX_KINDS:
-            return _Planned(self._plan)  # an argument that counts steps, say
+            return Planned(self._plan)  # an argument that counts steps, say
         if planned is None:
             planned = self._make_plan(call, is_sample)
             self._planned.add(call, state, planned)
@@ -299,7 +295,7 @@ class Executor:
         planned.plan = plan
         self.say(f"planned anew after the first steps:\n{plan_text(plan)}")
 
-    def _make_plan(self, call: Call, is_sample: bool) -> _Planned:
+    def _make_plan(self, call: Call, is_sample: bool) -> Planned:
         model = self._model
         name = type(model).__name__
         check_model(model)  # it may have been sharded since it was wrapped
@@ -309,7 +305,7 @@ class Executor:
                 f"{compiled[0] or name} is compiled, and its graphs hold what the "
                 "compiler chose"
             )
-            return _Planned()
+            return Planned()
         optimizer = self._optimizer_now()
         try:
             with (
@@ -333,7 +329,7 @@ class Executor:
             raise
         except Error as error:
             self._say_no_plan(str(error))
-            return _Planned()
+            return Planned()
         except Exception as error:
             if is_sample:
                 lines = str(error).splitlines() or [""]
@@ -343,16 +339,16 @@ class Executor:
                 ) from error
             # If the model rejects the batch, it will say so itself in a moment.
             self._say_no_plan(f"{type(error).__name__} while tracing it: {error}")
-            return _Planned()
+            return Planned()
         finally:
             # Tracing leaves cycles, of errors and their frames: they would keep the
             # model and this batch alive until the next collection.
             gc.collect()
         self.say(plan_text(plan))
         if self.config.warmup_steps == 0:
-            return _Planned(plan)
-        watch = Watch(plan, _resident(traced, plan), self.config.warmup_steps)
-        return _Planned(plan, traced, watch)
+            return Planned(plan)
+        watch = Watch(plan, resident_bytes(traced, plan), self.config.warmup_steps)
+        return Planned(plan, traced, watch)
 
     def _optimizer_now(self) -> torch.optim.Optimizer | str:
         """That steps the model, as it would be without us."""
@@ -375,7 +371,9 @@ class Executor:
 
     def say_wrapped(self) -> None:
         """What was wrapped, on what hardware; the plan follows with the first batch."""
-        self._configure_logs()
+        undo = logs.use(self.config)
+        if undo is not None:
+            self.on_detach(undo)
         self.say(wrapped_text(self._model, self.config, self.compiled))
         for name in _NOT_BUILT:
             if self.config.is_set(name) and getattr(self.config, name):
@@ -384,61 +382,6 @@ class Executor:
             self.say(
                 "no parameter requires a gradient: nothing to save", logging.WARNING
             )
-
-    def _configure_logs(self) -> None:
-        if not self.config.enable_logging:
-            logs.configure(self.config)
-            self.on_detach(logs.install)
-            return
-        before = list(logs.logger.handlers)
-        logs.configure(self.config)
-        if self.config.log_file is None:
-            return
-        handler = logs.add_file(self.config.log_file)
-        # One that the user added is the user's.
-        if handler not in before or _log_files[handler]:
-            _log_files[handler] += 1
-            self.on_detach(lambda: _let_go_of(handler))
-
-
-@dataclass
-class _Planned:
-    """For one kind of batch; all None if it cannot be traced."""
-
-    plan: Plan | None = None
-    traced: Estimate | None = None  # until the plan is final
-    watch: Watch | None = None
-
-
-def _resident(traced: Estimate, plan: Plan) -> int:
-    """Bytes that are there between steps under the plan."""
-    if plan.optimizer_bits == 32:
-        return traced.timeline.resident
-    trace = traced.trace.with_8bit_state(on_cpu=traced.device.type == "cpu")
-    return Timeline(trace, "device", traced.granularity).resident
-
-
-def _state_of(model: nn.Module) -> tuple[Any, ...]:
-    """What of a model makes its steps differ, beside the batch."""
-    first = next(model.parameters(), None)
-    where = None if first is None else (first.device, first.dtype)
-    trained = hash(tuple(p.requires_grad for p in model.parameters()))
-    return where, model.training, trained
-
-
-def find_optimizer(model: nn.Module) -> torch.optim.Optimizer | None:
-    """The optimizer that holds the model's parameters, if the program has made one."""
-    for thing in gc.get_objects():
-        # By its type: proxies among the objects may do anything when they are asked.
-        if issubclass(type(thing), torch.optim.Optimizer) and holds_parameters(
-            thing, model
-        ):
-            # Some wrap another, accelerate's for one.
-            inner = getattr(thing, "optimizer", None)
-            found = inner if isinstance(inner, torch.optim.Optimizer) else thing
-            assert isinstance(found, torch.optim.Optimizer)
-            return found
-    return None
 
 
 def _policy(effective: EffectiveConfig, compiled: bool) -> str:
@@ -462,14 +405,6 @@ def _say_compiled(number: int) -> bool:
 
 # What torch.compiler.assume_constant_result does, which would import dynamo.
 _say_compiled._dynamo_marked_constant = True  # type: ignore[attr-defined]
-
-
-def _let_go_of(handler: logging.Handler) -> None:
-    _log_files[handler] -= 1
-    if _log_files[handler] == 0:
-        del _log_files[handler]
-        logs.logger.removeHandler(handler)
-        handler.close()
 
 
 class _BeforeCall(replay.Hook):

@@ -9,10 +9,12 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from collections import Counter
+from collections.abc import Callable
 
 from memscale import _C
 
-__all__ = ["add_file", "configure", "install", "logger", "set_level"]
+__all__ = ["add_file", "configure", "install", "logger", "set_level", "use"]
 
 # No handler on import: where the program sets up no logging, Python's last resort
 # still shows our warnings on stderr. wrap() adds one, see configure().
@@ -55,6 +57,33 @@ def configure(config: _C.Config) -> None:
         logger.addHandler(_Terminal())
     if config.log_file is not None:
         add_file(config.log_file)
+
+
+# Handlers that were added for a config's log_file, by the models that write there.
+_log_files: Counter[logging.Handler] = Counter()
+
+
+def use(config: _C.Config) -> Callable[[], None] | None:
+    """``configure`` for a wrapped model; what undoes it, if something has to."""
+    before = list(logger.handlers)
+    configure(config)
+    if not config.enable_logging:
+        return install
+    if config.log_file is None:
+        return None
+    handler = add_file(config.log_file)
+    if handler in before and not _log_files[handler]:
+        return None  # one that the user added is the user's
+    _log_files[handler] += 1
+    return lambda: _let_go_of(handler)
+
+
+def _let_go_of(handler: logging.Handler) -> None:
+    _log_files[handler] -= 1
+    if _log_files[handler] == 0:
+        del _log_files[handler]
+        logger.removeHandler(handler)
+        handler.close()
 
 
 class _Terminal(logging.Handler):

@@ -68,8 +68,12 @@ def batch(step: int = 0, rows: int = ROWS, width: int = WIDTH) -> torch.Tensor:
 def config_of(
     mode: OptimizationMode = OptimizationMode.BALANCED, **options: Any
 ) -> Config:
-    """Of a test: its models are so small that they would be left as they are."""
-    return Config(mode=mode, force_optimize=True, **options)
+    """Of a test: its models are so small that they would be left as they are.
+
+    Without what is lossy, which a mode may choose: results are compared to the bit.
+    """
+    options = {"force_optimize": True, "use_8bit_optimizer": False, **options}
+    return Config(mode=mode, **options)
 
 
 def executor_of(model: Any) -> Executor:

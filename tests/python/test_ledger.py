@@ -14,6 +14,7 @@ import memscale
 from memscale import Config, replay
 from memscale import executor as executors
 from memscale._C import CostModel, OpTimes, Plan
+from memscale.eight_bit import find_optimizer
 from memscale.layers import find_layers
 from memscale.ledger import Entry, Watch
 from replay_twins import Block
@@ -222,10 +223,10 @@ def test_a_budget_that_cannot_be_checked_is_said(
 
 def test_find_optimizer() -> None:
     model, other = _model(), _model()
-    assert executors.find_optimizer(model) is None
+    assert find_optimizer(model) is None
     ours = torch.optim.SGD(model.parameters(), lr=0.1)
     torch.optim.SGD(other.parameters(), lr=0.1)
-    assert executors.find_optimizer(model) is ours
+    assert find_optimizer(model) is ours
 
 
 def test_a_failed_wrap_leaves_the_old_one() -> None:

@@ -1,4 +1,5 @@
 #include <memory>
+#include <utility>
 
 #include "memscale/base/error.h"
 #include "memscale/core/optimizer_bits.h"
@@ -25,10 +26,16 @@ bool quantise_optimizer(RuleContext& context) {
     context.say("the budget can be met with the optimizer's state as it is");
     return true;
   }
-  context.trace = std::make_unique<const Trace>(
+  auto made = std::make_unique<const Trace>(
       with_8bit_state(*question.trace, question.on_cpu));
   const Bytes before = optimizer_state_bytes(*question.trace);
-  const Bytes after = optimizer_state_bytes(*context.trace);
+  const Bytes after = optimizer_state_bytes(*made);
+  if (!is_asked_for && after >= before) {
+    context.say(
+        "optimizer state in 8 bits would gain nothing: all of it is small");
+    return true;
+  }
+  context.trace = std::move(made);
   question.trace = context.trace.get();
   Plan& plan = context.plan();
   plan.optimizer_bits = 8;

@@ -1,0 +1,39 @@
+"""What the executor keeps for one kind of batch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from memscale._C import Plan, Timeline
+from memscale.estimator import Estimate
+from memscale.ledger import Watch
+
+__all__ = ["Planned", "resident_bytes", "state_of"]
+
+
+@dataclass
+class Planned:
+    """For one kind of batch; all None if it cannot be traced."""
+
+    plan: Plan | None = None
+    traced: Estimate | None = None  # until the plan is final
+    watch: Watch | None = None
+
+
+def resident_bytes(traced: Estimate, plan: Plan) -> int:
+    """Bytes that are there between steps under the plan."""
+    if plan.optimizer_bits == 32:
+        return traced.timeline.resident
+    trace = traced.trace.with_8bit_state(on_cpu=traced.device.type == "cpu")
+    return Timeline(trace, "device", traced.granularity).resident
+
+
+def state_of(model: nn.Module) -> tuple[Any, ...]:
+    """What of a model makes its steps differ, beside the batch."""
+    first = next(model.parameters(), None)
+    where = None if first is None else (first.device, first.dtype)
+    trained = hash(tuple(p.requires_grad for p in model.parameters()))
+    return where, model.training, trained
