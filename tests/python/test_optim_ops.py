@@ -20,7 +20,7 @@ from optim_cases import assert_same, make_params, same_bits, train
 pytestmark = pytest.mark.usefixtures("sim", "one_thread")
 
 ops = torch.ops.memscale
-GENERIC_BYTES = 8 << 20  # kGenericBytes of optimizer_backend.h
+GENERIC_BYTES = 8 << 20  # what optimizer_backend.h promises
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -198,6 +198,16 @@ def test_temporaries_on_a_device_are_bounded(
             optimizer.step()
         peaks.append(memory.peak - memory.before)
     assert 0 < peaks[0] == peaks[1] <= GENERIC_BYTES  # and 0: not the CPU's kernel
+
+
+def test_maps_go_to_the_device_once_a_call(sim: torch.device) -> None:
+    optimizer = AdamW8bit(make_params(sizes=((5000,),) * 4, device=sim))
+    train(optimizer, steps=1)
+    with torch.autograd.profiler.profile(record_shapes=True) as profile:
+        optimizer.step()
+    copies = [e.input_shapes[0] for e in profile.function_events if "_to_copy" in e.name]
+    # The borders between codes; one set for each moment.
+    assert copies.count([255]) == 2
 
 
 def test_state_of_two_bytes() -> None:

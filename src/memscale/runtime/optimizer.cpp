@@ -135,6 +135,7 @@ void adam8_(at::TensorList params, at::TensorList grads, at::TensorList m,
                   inverse_of(grad_scale),
                   stochastic_rounding,
                   seeds};
+  Codecs codecs;
   call.run([&](const kernels::AdamStep& step, const at::Tensor& param,
                const at::Tensor& grad, size_t i) {
     const Moments8 state{m[i], v[i], m_absmax[i], v_absmax[i]};
@@ -144,7 +145,7 @@ void adam8_(at::TensorList params, at::TensorList grads, at::TensorList m,
                 num_blocks(param));
     check_state(state.v_absmax, "v_absmax", param, at::kFloat,
                 num_blocks(param));
-    backend().adam8(step, param, grad, state);
+    backend().adam8(step, param, grad, state, codecs);
     for (const auto& each : {state.m, state.v, state.m_absmax, state.v_absmax})
       bump_version(each);
   });

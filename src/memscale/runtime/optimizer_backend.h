@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <array>
+#include <vector>
 
 #include "memscale/kernels/adam.h"
 #include "memscale/kernels/blockwise.h"
@@ -26,12 +27,28 @@ struct Moments {
   at::Tensor m, v;  // float32, of the parameter's layout
 };
 
+// A map on a device.
+struct Codec {
+  kernels::Map map;
+  at::Tensor values, borders;
+};
+
+// The maps that one call of an operator has brought to its devices. Not kept
+// longer: tensors on a device must not outlive its allocator.
+class Codecs final {
+ public:
+  Codec of(kernels::Map map, c10::Device device);
+
+ private:
+  std::vector<Codec> made_;
+};
+
 // One way to compute. Parameters and gradients are dense and laid out alike,
 // of one type: float32, bfloat16 or float16. Everything is on one device and
 // has been checked.
 struct OptimizerBackend {
   void (*adam8)(const kernels::AdamStep& step, const at::Tensor& param,
-                const at::Tensor& grad, const Moments8& state);
+                const at::Tensor& grad, const Moments8& state, Codecs& codecs);
   void (*adam)(const kernels::AdamStep& step, const at::Tensor& param,
                const at::Tensor& grad, const Moments& state);
   void (*quantise)(const at::Tensor& values, kernels::Map map,
@@ -49,11 +66,10 @@ struct OptimizerBackend {
 const OptimizerBackend& cpu_backend();
 
 // Operators of torch in pieces of kPiece elements, for any device; the same
-// bits as the kernels. Temporaries are at most kGenericBytes at a time,
-// however large the tensors.
+// bits as the kernels. Temporaries are at most 8 MiB at a time, however large
+// the tensors.
 const OptimizerBackend& generic_backend();
 inline constexpr int64_t kPiece = 1 << 18;  // elements
-inline constexpr int64_t kGenericBytes = 8 << 20;
 
 // The CUDA kernels, if this build has them, else the generic path. Once there
 // is a CUDA tensor.
