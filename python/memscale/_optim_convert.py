@@ -94,7 +94,7 @@ def to_8bit(
         for name, value in options.items():
             group.setdefault(name, value)
     optimizer.defaults.update(options)
-    optimizer.__class__ = new_class
+    _become(optimizer, new_class)
     assert isinstance(optimizer, EightBit)
     optimizer._bits_of = {}
     return None
@@ -138,7 +138,13 @@ def from_8bit(optimizer: torch.optim.Optimizer) -> None:
     for name in OPTIONS:
         optimizer.defaults.pop(name, None)
     optimizer.__dict__.pop("_bits_of", None)
-    optimizer.__class__ = old_class
+    _become(optimizer, old_class)
+
+
+def _become(optimizer: torch.optim.Optimizer, kind: type[torch.optim.Adam]) -> None:
+    optimizer.__class__ = kind
+    # What torch's constructor does for step hooks and the profiler, once a class.
+    optimizer._patch_step_function()
 
 
 def _torch_state(p: Tensor, group: Group, state: states.State) -> states.State:

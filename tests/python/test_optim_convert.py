@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import types
 from collections.abc import Iterator
@@ -58,6 +59,43 @@ def test_there_and_back(theirs: Any, ours: Any, dtype: Any, device: str) -> None
             atol = 0.02 * value.abs().max().item()
             torch.testing.assert_close(a[key], value, atol=atol, rtol=0.01)
     train(optimizer, 8)
+
+
+HOOKS = """
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
+import memscale.optim
+
+seen = []
+p = torch.nn.Parameter(torch.ones(5000))
+p.grad = torch.ones(5000)
+optimizer = torch.optim.{kind}([p])
+optimizer.register_step_pre_hook(lambda *_: seen.append("pre"))
+optimizer.register_step_post_hook(lambda *_: seen.append("post"))
+register_optimizer_step_post_hook(lambda *_: seen.append("any"))
+
+def step(name):
+    with torch.autograd.profiler.profile() as profile:
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=False)
+    names = [e.name for e in profile.function_events if e.name.startswith("Optim")]
+    assert names == [f"Optimizer.{{f}}#{{name}}.{{f}}" for f in ("step", "zero_grad")]
+    assert seen == ["pre", "post", "any"], seen
+    seen.clear()
+
+memscale.optim.to_8bit(optimizer)
+step("{kind}8bit")
+memscale.optim.from_8bit(optimizer)
+step("{kind}")
+"""
+
+
+@pytest.mark.parametrize("kind", ["Adam", "AdamW"])
+def test_step_hooks_where_none_of_ours_was_constructed(kind: str) -> None:
+    """torch prepares a class's step for them when an object is made: in a process of
+    its own."""
+    command = [sys.executable, "-c", HOOKS.format(kind=kind)]
+    subprocess.run(command, check=True, timeout=120)
 
 
 def test_without_state_only_the_class_changes() -> None:
