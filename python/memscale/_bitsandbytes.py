@@ -63,8 +63,8 @@ def step(
             "adam",
             p.grad.contiguous(),
             p,
-            state["exp_avg_codes"].view(p.shape),
-            state["exp_avg_sq_codes"].view(p.shape),
+            state["exp_avg_codes"],
+            state["exp_avg_sq_codes"],
             beta1,
             beta2,
             0.0,  # beta3 and alpha: AdEMAMix's

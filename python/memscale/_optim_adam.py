@@ -158,6 +158,9 @@ class EightBit(torch.optim.Adam):
             state = self.state[p]
             if not state:
                 state.update(states.new_state(p, self._bits(p, group, self._bits_of)))
+            laid = states.laid_as(p, state)
+            if laid is not state:
+                self.state[p] = state = laid
             kind = "8" if states.is_8bit(state) else "32"
             if kind == "8" and _bitsandbytes.serves(p, group):
                 kind = "bitsandbytes"
@@ -229,7 +232,7 @@ class EightBit(torch.optim.Adam):
         try:
             for p, value in state.items():
                 is_state = isinstance(p, Tensor) and bool(value)
-                self.state[p] = states.as_saved(p, value) if is_state else value
+                self.state[p] = states.as_saved(value) if is_state else value
             packed = super().state_dict()
         finally:
             self.state = state

@@ -129,7 +129,7 @@ def from_8bit(optimizer: torch.optim.Optimizer) -> None:
             return kept  # type: ignore[no-any-return]
         state = optimizer.state[p]
         step = torch.tensor(float(state["step"]), dtype=torch.float32)
-        return states.to_8bit_again(p, {**state, "step": step}, kept)
+        return states.to_8bit_again({**state, "step": step}, kept)
 
     _convert_all(optimizer, convert, keep, undo, largest_first=False)
     for group in optimizer.param_groups:

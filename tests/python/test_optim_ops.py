@@ -205,7 +205,9 @@ def test_maps_go_to_the_device_once_a_call(sim: torch.device) -> None:
     train(optimizer, steps=1)
     with torch.autograd.profiler.profile(record_shapes=True) as profile:
         optimizer.step()
-    copies = [e.input_shapes[0] for e in profile.function_events if "_to_copy" in e.name]
+    copies = [
+        e.input_shapes[0] for e in profile.function_events if "_to_copy" in e.name
+    ]
     # The borders between codes; one set for each moment.
     assert copies.count([255]) == 2
 

@@ -11,7 +11,7 @@
 // What computes the operators of optimizer.h on tensors.
 //
 // Note [Order of elements]
-// A parameter's state is flat, in the order in which the parameter lies in
+// A parameter's state is read flat, in the order in which the parameter lies in
 // memory if it is dense there, whatever its strides (channels_last, transposed
 // weights): so that blocks are read as they lie and nothing is copied. Of a
 // parameter with gaps it is in the order of a contiguous copy.
@@ -19,7 +19,7 @@
 namespace memscale {
 
 struct Moments8 {
-  at::Tensor m, v;  // uint8, flat
+  at::Tensor m, v;  // uint8, dense
   at::Tensor m_absmax, v_absmax;
 };
 
