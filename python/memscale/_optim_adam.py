@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import defaultdict
 from collections.abc import Iterable
 from contextlib import suppress
@@ -60,6 +61,25 @@ class _Held:
 def _hold(_: torch.optim.Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
     held = {key: _Held(value) for key, value in state_dict["state"].items()}
     return {**state_dict, "state": held}
+
+
+def _save(optimizer: torch.optim.Optimizer, packed: dict[str, Any]) -> None:
+    """What torch's state_dict collected, references to the live state, as saved."""
+    assert isinstance(optimizer, EightBit)
+    overrides = optimizer._bits_of
+    state = packed["state"]
+    for group, saved in zip(
+        optimizer.param_groups, packed["param_groups"], strict=True
+    ):
+        for key in saved["params"]:
+            if state.get(key):
+                state[key] = states.as_saved(state[key])
+        places = enumerate(group["params"])
+        saved[_OVERRIDES] = {i: overrides[p] for i, p in places if p in overrides}
+
+
+# _save is a hook for the length of a call, and hooks must not change while they run.
+_SAVING = threading.RLock()
 
 
 class EightBit(torch.optim.Adam):
@@ -227,22 +247,12 @@ class EightBit(torch.optim.Adam):
         Moments are float32, with the absmax of their blocks beside them, from which
         ``load_state_dict`` has the same bytes again.
         """
-        state = self.state
-        self.state = defaultdict(dict)
-        try:
-            for p, value in state.items():
-                is_state = isinstance(p, Tensor) and bool(value)
-                self.state[p] = states.as_saved(value) if is_state else value
-            packed = super().state_dict()
-        finally:
-            self.state = state
-        for group, saved in zip(self.param_groups, packed["param_groups"], strict=True):
-            saved[_OVERRIDES] = {
-                i: self._bits_of[p]
-                for i, p in enumerate(group["params"])
-                if p in self._bits_of
-            }
-        return packed
+        with _SAVING:
+            handle = self.register_state_dict_post_hook(_save, prepend=True)
+            try:
+                return super().state_dict()
+            finally:
+                handle.remove()
 
     @_disable_dynamo
     @torch.no_grad()

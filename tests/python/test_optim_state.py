@@ -5,12 +5,14 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+import threading
 from typing import Any
 
 import pytest
 import torch
 
 import memscale
+from memscale import _optim_state
 from memscale.optim import Adam8bit, AdamW8bit
 from optim_cases import all_params, assert_same, make_params, train
 
@@ -142,6 +144,35 @@ def test_a_state_dict_is_a_snapshot_on_the_host() -> None:
         for key, value in entry.items():
             assert value.device.type == "cpu"
             assert torch.equal(value, reference["state"][i][key])
+
+
+def test_saving_leaves_the_live_state_in_place(monkeypatch: Any) -> None:
+    """Another thread may step, or save, in the meantime."""
+    ours = AdamW8bit(make_params())
+    train(ours)
+    live, seen, saved = ours.state, [], []
+    plain = _optim_state.as_saved
+
+    def slow(*args: Any) -> Any:
+        seen.append(ours.state is live and len(live) == 3)
+        return plain(*args)
+
+    monkeypatch.setattr(_optim_state, "as_saved", slow)
+    ours.register_state_dict_post_hook(lambda *_: seen.append(ours.state is live))
+    threads = [
+        threading.Thread(target=lambda: saved.append(ours.state_dict()))
+        for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert seen == [True] * 16
+    assert len(saved) == 4
+    for each in saved:
+        assert each["state"].keys() == {0, 1, 2}
+        assert all("exp_avg_codes" not in state for state in each["state"].values())
+    assert not [k for k, v in vars(ours).items() if "hooks" in k and len(v) > 1]
 
 
 def test_loading_brings_bytes_to_the_device_not_floats() -> None:
