@@ -18,7 +18,7 @@ from memscale import _bitsandbytes
 from memscale import _optim_state as states
 from memscale._C import InputError
 
-__all__ = ["OPTIONS", "EightBit", "Group", "check_group", "is_ours"]
+__all__ = ["OPTIONS", "OVERRIDES", "EightBit", "Group", "check_group", "is_ours"]
 
 Group = dict[str, Any]
 
@@ -26,7 +26,7 @@ Group = dict[str, Any]
 OPTIONS = {"bits": 8, "min_8bit_size": 4096, "stochastic_rounding": False}
 # Flags that only torch's own step knows.
 _TORCHS_OWN = ("amsgrad", "capturable", "differentiable")
-_OVERRIDES = "bits_of_params"  # in a saved group: place in the group -> bits
+OVERRIDES = "bits_of_params"  # in a saved group: place in the group -> bits
 
 
 def check_group(group: Group) -> None:
@@ -75,7 +75,7 @@ def _save(optimizer: torch.optim.Optimizer, packed: dict[str, Any]) -> None:
             if state.get(key):
                 state[key] = states.as_saved(state[key])
         places = enumerate(group["params"])
-        saved[_OVERRIDES] = {i: overrides[p] for i, p in places if p in overrides}
+        saved[OVERRIDES] = {i: overrides[p] for i, p in places if p in overrides}
 
 
 # _save is a hook for the length of a call, and hooks must not change while they run.
@@ -92,6 +92,8 @@ class EightBit(torch.optim.Adam):
     """
 
     _bits_of: dict[Tensor, int]  # of single parameters: set_bits
+    # Which of OPTIONS each group had before to_8bit.
+    _own_options: tuple[frozenset[str], ...] = ()
 
     def _construct(self, options: dict[str, Any], *args: Any, **kwargs: Any) -> None:
         self._bits_of = {}
@@ -265,7 +267,8 @@ class EightBit(torch.optim.Adam):
             handle.remove()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_bits_of": self._bits_of}
+        ours = {"_bits_of": self._bits_of, "_own_options": self._own_options}
+        return {**super().__getstate__(), **ours}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         if "defaults" not in state:  # of load_state_dict, not of a pickle
@@ -277,8 +280,8 @@ class EightBit(torch.optim.Adam):
         overrides = dict(self._bits_of)
         group_of = {}
         for group, new in zip(self.param_groups, loaded["param_groups"], strict=True):
+            saved = new.pop(OVERRIDES, {})
             if "bits" in new:  # ours, not torch's
-                saved = new.pop(_OVERRIDES, {})
                 for i, p in enumerate(new["params"]):
                     overrides.pop(p, None)
                     with suppress(KeyError):
@@ -294,6 +297,6 @@ class EightBit(torch.optim.Adam):
                 bits = self._bits(p, group_of[p], overrides)
                 value = states.from_saved(p, value, bits)
             elif p in group_of and value:
-                value = states.cast_as_torch(p, value)
+                value = states.cast_as_torch(p, value, group_of[p])
             received[p] = value
         return {**loaded, "state": received, "_bits_of": overrides}

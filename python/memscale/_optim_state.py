@@ -181,11 +181,13 @@ def from_saved(p: Tensor, saved: State, bits: int) -> State:
     return state
 
 
-def cast_as_torch(p: Tensor, saved: State) -> State:
-    """A saved state of a parameter that torch steps, as torch would load it."""
+def cast_as_torch(p: Tensor, saved: State, group: dict[str, Any]) -> State:
+    """A saved state of a parameter that torch steps, as torch would load it, copied."""
+    cast = torch.optim.Optimizer._process_value_according_to_param_policy
+    groups = [{**group, "params": [0]}]
     return {
-        key: value.to(p.device, p.dtype, copy=True)
-        if isinstance(value, Tensor) and key != "step"
+        key: cast(p, value.clone(), 0, groups, key)
+        if isinstance(value, Tensor)
         else value
         for key, value in saved.items()
     }

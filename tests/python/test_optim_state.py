@@ -113,6 +113,28 @@ def test_ours_loads_torchs(fused: bool) -> None:
     train(ours, 4)
 
 
+@pytest.mark.parametrize("flag", ["capturable", "fused", "foreach"])
+def test_what_torch_steps_is_loaded_as_by_torch(sim: torch.device, flag: str) -> None:
+    """Type and place of everything, step too; and nothing of the saved one is held."""
+    saved = {
+        "step": torch.tensor(3.0),
+        "exp_avg": torch.ones(50),
+        "exp_avg_sq": torch.ones(50),
+        "max_exp_avg_sq": torch.ones(50),
+    }
+    options = {flag: True, "amsgrad": True}
+    theirs = torch.optim.AdamW(make_params(sizes=((50,),), device=sim), **options)
+    ours = AdamW8bit(make_params(sizes=((50,),), device=sim), bits=32, **options)
+    groups = theirs.state_dict()["param_groups"]
+    for optimizer in (theirs, ours):
+        optimizer.load_state_dict({"state": {0: saved}, "param_groups": groups})
+    a, b = (o.state[all_params(o)[0]] for o in (theirs, ours))
+    assert a["step"].device.type == ("cpu" if flag == "foreach" else "sim")
+    for key, value in a.items():
+        assert (b[key].device, b[key].dtype) == (value.device, value.dtype), key
+        assert b[key] is not saved[key]
+
+
 def test_an_absmax_that_no_longer_holds() -> None:
     """torch's Adam carries keys that it does not know, and steps past them."""
     ours = AdamW8bit(make_params())
