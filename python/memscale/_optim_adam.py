@@ -16,14 +16,18 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from memscale import _bitsandbytes
 from memscale import _optim_state as states
-from memscale._C import InputError
+from memscale._C import MIN_8BIT_ELEMENTS, InputError
 
 __all__ = ["OPTIONS", "OVERRIDES", "EightBit", "Group", "check_group", "is_ours"]
 
 Group = dict[str, Any]
 
 # What a group has beside torch's options.
-OPTIONS = {"bits": 8, "min_8bit_size": 4096, "stochastic_rounding": False}
+OPTIONS = {
+    "bits": 8,
+    "min_8bit_size": MIN_8BIT_ELEMENTS,
+    "stochastic_rounding": False,
+}
 # Flags that only torch's own step knows.
 _TORCHS_OWN = ("amsgrad", "capturable", "differentiable")
 OVERRIDES = "bits_of_params"  # in a saved group: place in the group -> bits
@@ -95,12 +99,31 @@ class EightBit(torch.optim.Adam):
     # Which of OPTIONS each group had before to_8bit.
     _own_options: tuple[frozenset[str], ...] = ()
 
-    def _construct(self, options: dict[str, Any], *args: Any, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        params: Any,
+        lr: float | Tensor = 1e-3,
+        betas: tuple[float | Tensor, float | Tensor] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float | None = None,  # torch's: Adam's and AdamW's differ
+        amsgrad: bool = False,
+        *,
+        bits: int = 8,
+        min_8bit_size: int = MIN_8BIT_ELEMENTS,
+        stochastic_rounding: bool = False,
+        **flags: Any,
+    ) -> None:
+        if weight_decay is not None:
+            flags["weight_decay"] = weight_decay
         self._bits_of = {}
-        self._options = options
-        super().__init__(*args, **kwargs)
+        self._options = {
+            "bits": bits,
+            "min_8bit_size": min_8bit_size,
+            "stochastic_rounding": stochastic_rounding,
+        }
+        super().__init__(params, lr, betas, eps, amsgrad=amsgrad, **flags)
+        self.defaults.update(self._options)
         del self._options
-        self.defaults.update(options)
 
     def add_param_group(self, param_group: Group) -> None:
         if isinstance(param_group, dict):

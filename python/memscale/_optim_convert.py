@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.optim.optimizer import _get_scalar_dtype
 
 from memscale import _optim_state as states
-from memscale._C import InputError
+from memscale._C import MIN_8BIT_ELEMENTS, InputError
 from memscale._optim_adam import (
     OPTIONS,
     OVERRIDES,
@@ -61,7 +61,7 @@ def why_not_8bit(
 def to_8bit(
     optimizer: torch.optim.Optimizer,
     *,
-    min_8bit_size: int = 4096,
+    min_8bit_size: int = MIN_8BIT_ELEMENTS,
     stochastic_rounding: bool = False,
 ) -> str | None:
     """Make ``optimizer`` the 8-bit one of its kind; None, or why it was left alone.

@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 from torch._prims_common import is_non_overlapping_and_dense_or_false as is_dense
 
-from memscale._C import InputError  # and with it the operators
+# And with it the operators. Pieces are converted at a time: temporaries of 1 MiB.
+from memscale._C import STATE_BLOCK, STATE_PIECE, InputError
 
 __all__ = [
     "FLOATS",
@@ -42,9 +43,7 @@ MOMENTS = (("exp_avg", True), ("exp_avg_sq", False))
 # Of which types parameters are stepped by our kernels.
 FLOATS = frozenset({torch.float32, torch.bfloat16, torch.float16})
 
-_BLOCK = 256
 _SIGNED_ZERO = 127  # the code of 0
-_PIECE = 1 << 18  # elements converted at a time: a temporary of 1 MiB
 
 _ops = torch.ops.memscale
 
@@ -199,7 +198,7 @@ def _without_moments(state: State) -> State:
 
 
 def _num_blocks(p: Tensor) -> int:
-    return -(-p.numel() // _BLOCK)
+    return -(-p.numel() // STATE_BLOCK)
 
 
 def _strides(p: Tensor) -> tuple[int, ...]:
@@ -238,10 +237,10 @@ def _in_order(values: Tensor, p: Tensor) -> Tensor:
 def _pieces(values: Tensor) -> Iterator[tuple[slice, slice]]:
     """Slices of elements and of their blocks: all, where no temporary is made."""
     count = values.numel()
-    size = count if values.dtype == torch.float32 else _PIECE
+    size = count if values.dtype == torch.float32 else STATE_PIECE
     for first in range(0, count, max(size, 1)):
         end = min(first + size, count)
-        yield slice(first, end), slice(first // _BLOCK, -(-end // _BLOCK))
+        yield slice(first, end), slice(first // STATE_BLOCK, -(-end // STATE_BLOCK))
 
 
 def _floats_of(
@@ -295,12 +294,14 @@ def _codes_of(values: Tensor, absmax: Tensor | None, is_signed: bool) -> Tensor 
         return None
     absmax = absmax.to(values.device)
     codes = _encode(values, absmax, is_signed)
-    for first in range(0, values.numel(), _PIECE):
-        part = values[first : first + _PIECE]
-        block = first // _BLOCK
-        blocks = slice(block, block + _PIECE // _BLOCK)
+    for first in range(0, values.numel(), STATE_PIECE):
+        part = values[first : first + STATE_PIECE]
+        block = first // STATE_BLOCK
+        blocks = slice(block, block + STATE_PIECE // STATE_BLOCK)
         back = torch.empty_like(part)
-        _ops.dequantise_(back, codes[first : first + _PIECE], absmax[blocks], is_signed)
+        _ops.dequantise_(
+            back, codes[first : first + STATE_PIECE], absmax[blocks], is_signed
+        )
         same = (back == part) | (back.isnan() & part.isnan())
         if not bool(same.all()):
             return None

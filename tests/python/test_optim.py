@@ -64,6 +64,17 @@ def test_amsgrad_at_32_bits_is_torchs() -> None:
     assert_same(ours, theirs)
 
 
+@pytest.mark.parametrize(("ours", "theirs"), TWINS)
+def test_defaults_are_torchs(ours: Any, theirs: Any) -> None:
+    own = {"bits": 8, "min_8bit_size": 4096, "stochastic_rounding": False}
+    a, b = ours(make_params()).defaults, theirs(make_params()).defaults
+    assert a == {**b, **own}
+    assert (
+        ours(make_params(), 1e-3, (0.9, 0.9), 1e-8, 0.5).defaults["weight_decay"]
+        == theirs(make_params(), 1e-3, (0.9, 0.9), 1e-8, 0.5).defaults["weight_decay"]
+    )
+
+
 def test_bad_options() -> None:
     with pytest.raises(memscale.InputError, match="bits must be 8 or 32, got 4"):
         AdamW8bit(make_params(), bits=4)

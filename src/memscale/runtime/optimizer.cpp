@@ -18,12 +18,15 @@
 #include <mutex>
 #include <optional>
 
+#include "memscale/core/optimizer_bits.h"
 #include "memscale/runtime/optimizer_backend.h"
 
 namespace memscale {
 namespace {
 
 using kernels::Map;
+
+static_assert(kernels::kBlock == kStateBlock);
 
 Map map_of(bool is_signed) { return is_signed ? Map::Signed : Map::Unsigned; }
 

@@ -65,11 +65,10 @@ struct OptimizerBackend {
 // The kernels of this CPU, on torch's threads; no tensors are allocated.
 const OptimizerBackend& cpu_backend();
 
-// Operators of torch in pieces of kPiece elements, for any device; the same
-// bits as the kernels. Temporaries are at most 8 MiB at a time, however large
-// the tensors.
+// Operators of torch in pieces of kStatePiece elements, for any device; the
+// same bits as the kernels. Temporaries are at most 8 MiB at a time, however
+// large the tensors.
 const OptimizerBackend& generic_backend();
-inline constexpr int64_t kPiece = 1 << 18;  // elements
 
 // The CUDA kernels, if this build has them, else the generic path. Once there
 // is a CUDA tensor.

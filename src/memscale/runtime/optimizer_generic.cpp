@@ -21,6 +21,7 @@
 #include <limits>
 #include <vector>
 
+#include "memscale/core/optimizer_bits.h"
 #include "memscale/runtime/optimizer_backend.h"
 
 namespace memscale {
@@ -30,7 +31,7 @@ using kernels::AdamStep;
 using kernels::Map;
 
 constexpr int64_t kColumns = kernels::kBlock;
-static_assert(kPiece % kColumns == 0);
+static_assert(kStatePiece % kColumns == 0);
 
 struct Piece {
   int64_t first, count;  // elements
@@ -47,8 +48,8 @@ struct Piece {
 template <typename F>
 void over_pieces(int64_t count, F work) {
   const int64_t whole = count / kColumns * kColumns;
-  for (int64_t first = 0; first < whole; first += kPiece) {
-    const int64_t size = std::min(kPiece, whole - first);
+  for (int64_t first = 0; first < whole; first += kStatePiece) {
+    const int64_t size = std::min(kStatePiece, whole - first);
     work(Piece{first, size, first / kColumns, size / kColumns});
   }
   if (whole < count) {
