@@ -243,6 +243,12 @@ class MemoryTracker:
     @property
     def peak(self) -> int: ...
 
+# ---- optimizers ----
+
+MIN_8BIT_ELEMENTS: int
+STATE_BLOCK: int
+STATE_PIECE: int
+
 # ---- traces and timelines ----
 
 class Op:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import inspect
 from typing import Any
 
 import torch
@@ -23,6 +24,13 @@ __all__ = ["DEVICES", "find", "serves", "step"]
 
 DEVICES = frozenset({"cuda"})
 
+# The arguments as we pass them: older versions have others in the same places.
+_POSITIONAL = [
+    "optimizer_name", "g", "p", "state1", "state2", "beta1", "beta2", "beta3", "alpha",
+    "eps", "step", "lr", "qmap1", "qmap2", "absmax1", "absmax2",
+]  # fmt: skip
+_NAMED = {"weight_decay", "gnorm_scale"}
+
 
 @functools.cache
 def find() -> Any | None:
@@ -31,8 +39,13 @@ def find() -> Any | None:
         functional = importlib.import_module("bitsandbytes.functional")
     except Exception:  # it loads a CUDA library, and raises what that raises
         return None
-    has_it = hasattr(functional, "optimizer_update_8bit_blockwise")
-    return functional if has_it else None
+    update = getattr(functional, "optimizer_update_8bit_blockwise", None)
+    try:
+        names = list(inspect.signature(update).parameters)  # type: ignore[arg-type]
+    except (TypeError, ValueError):  # not there, or without a signature
+        return None
+    is_known = names[: len(_POSITIONAL)] == _POSITIONAL and {*names} >= _NAMED
+    return functional if is_known else None
 
 
 def serves(p: Tensor, group: dict[str, Any]) -> bool:
@@ -63,8 +76,8 @@ def step(
             "adam",
             p.grad.contiguous(),
             p,
-            state["exp_avg_codes"].view(p.shape),
-            state["exp_avg_sq_codes"].view(p.shape),
+            state["exp_avg_codes"],
+            state["exp_avg_sq_codes"],
             beta1,
             beta2,
             0.0,  # beta3 and alpha: AdEMAMix's

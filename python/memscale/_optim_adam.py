@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import defaultdict
 from collections.abc import Iterable
 from contextlib import suppress
@@ -15,17 +16,21 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from memscale import _bitsandbytes
 from memscale import _optim_state as states
-from memscale._C import InputError
+from memscale._C import MIN_8BIT_ELEMENTS, InputError
 
-__all__ = ["OPTIONS", "EightBit", "Group", "check_group", "is_ours"]
+__all__ = ["OPTIONS", "OVERRIDES", "EightBit", "Group", "check_group", "is_ours"]
 
 Group = dict[str, Any]
 
 # What a group has beside torch's options.
-OPTIONS = {"bits": 8, "min_8bit_size": 4096, "stochastic_rounding": False}
+OPTIONS = {
+    "bits": 8,
+    "min_8bit_size": MIN_8BIT_ELEMENTS,
+    "stochastic_rounding": False,
+}
 # Flags that only torch's own step knows.
 _TORCHS_OWN = ("amsgrad", "capturable", "differentiable")
-_OVERRIDES = "bits_of_params"  # in a saved group: place in the group -> bits
+OVERRIDES = "bits_of_params"  # in a saved group: place in the group -> bits
 
 
 def check_group(group: Group) -> None:
@@ -62,6 +67,25 @@ def _hold(_: torch.optim.Optimizer, state_dict: dict[str, Any]) -> dict[str, Any
     return {**state_dict, "state": held}
 
 
+def _save(optimizer: torch.optim.Optimizer, packed: dict[str, Any]) -> None:
+    """What torch's state_dict collected, references to the live state, as saved."""
+    assert isinstance(optimizer, EightBit)
+    overrides = optimizer._bits_of
+    state = packed["state"]
+    for group, saved in zip(
+        optimizer.param_groups, packed["param_groups"], strict=True
+    ):
+        for key in saved["params"]:
+            if state.get(key):
+                state[key] = states.as_saved(state[key])
+        places = enumerate(group["params"])
+        saved[OVERRIDES] = {i: overrides[p] for i, p in places if p in overrides}
+
+
+# _save is a hook for the length of a call, and hooks must not change while they run.
+_SAVING = threading.RLock()
+
+
 class EightBit(torch.optim.Adam):
     """What both classes share: see memscale.optim.
 
@@ -72,13 +96,34 @@ class EightBit(torch.optim.Adam):
     """
 
     _bits_of: dict[Tensor, int]  # of single parameters: set_bits
+    # Which of OPTIONS each group had before to_8bit.
+    _own_options: tuple[frozenset[str], ...] = ()
 
-    def _construct(self, options: dict[str, Any], *args: Any, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        params: Any,
+        lr: float | Tensor = 1e-3,
+        betas: tuple[float | Tensor, float | Tensor] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float | None = None,  # torch's: Adam's and AdamW's differ
+        amsgrad: bool = False,
+        *,
+        bits: int = 8,
+        min_8bit_size: int = MIN_8BIT_ELEMENTS,
+        stochastic_rounding: bool = False,
+        **flags: Any,
+    ) -> None:
+        if weight_decay is not None:
+            flags["weight_decay"] = weight_decay
         self._bits_of = {}
-        self._options = options
-        super().__init__(*args, **kwargs)
+        self._options = {
+            "bits": bits,
+            "min_8bit_size": min_8bit_size,
+            "stochastic_rounding": stochastic_rounding,
+        }
+        super().__init__(params, lr, betas, eps, amsgrad=amsgrad, **flags)
+        self.defaults.update(self._options)
         del self._options
-        self.defaults.update(options)
 
     def add_param_group(self, param_group: Group) -> None:
         if isinstance(param_group, dict):
@@ -158,6 +203,9 @@ class EightBit(torch.optim.Adam):
             state = self.state[p]
             if not state:
                 state.update(states.new_state(p, self._bits(p, group, self._bits_of)))
+            laid = states.laid_as(p, state)
+            if laid is not state:
+                self.state[p] = state = laid
             kind = "8" if states.is_8bit(state) else "32"
             if kind == "8" and _bitsandbytes.serves(p, group):
                 kind = "bitsandbytes"
@@ -224,22 +272,12 @@ class EightBit(torch.optim.Adam):
         Moments are float32, with the absmax of their blocks beside them, from which
         ``load_state_dict`` has the same bytes again.
         """
-        state = self.state
-        self.state = defaultdict(dict)
-        try:
-            for p, value in state.items():
-                is_state = isinstance(p, Tensor) and bool(value)
-                self.state[p] = states.as_saved(p, value) if is_state else value
-            packed = super().state_dict()
-        finally:
-            self.state = state
-        for group, saved in zip(self.param_groups, packed["param_groups"], strict=True):
-            saved[_OVERRIDES] = {
-                i: self._bits_of[p]
-                for i, p in enumerate(group["params"])
-                if p in self._bits_of
-            }
-        return packed
+        with _SAVING:
+            handle = self.register_state_dict_post_hook(_save, prepend=True)
+            try:
+                return super().state_dict()
+            finally:
+                handle.remove()
 
     @_disable_dynamo
     @torch.no_grad()
@@ -252,7 +290,8 @@ class EightBit(torch.optim.Adam):
             handle.remove()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_bits_of": self._bits_of}
+        ours = {"_bits_of": self._bits_of, "_own_options": self._own_options}
+        return {**super().__getstate__(), **ours}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         if "defaults" not in state:  # of load_state_dict, not of a pickle
@@ -264,8 +303,8 @@ class EightBit(torch.optim.Adam):
         overrides = dict(self._bits_of)
         group_of = {}
         for group, new in zip(self.param_groups, loaded["param_groups"], strict=True):
+            saved = new.pop(OVERRIDES, {})
             if "bits" in new:  # ours, not torch's
-                saved = new.pop(_OVERRIDES, {})
                 for i, p in enumerate(new["params"]):
                     overrides.pop(p, None)
                     with suppress(KeyError):
@@ -281,6 +320,6 @@ class EightBit(torch.optim.Adam):
                 bits = self._bits(p, group_of[p], overrides)
                 value = states.from_saved(p, value, bits)
             elif p in group_of and value:
-                value = states.cast_as_torch(p, value)
+                value = states.cast_as_torch(p, value, group_of[p])
             received[p] = value
         return {**loaded, "state": received, "_bits_of": overrides}

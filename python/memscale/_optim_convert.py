@@ -7,6 +7,7 @@ changes, and its state one parameter at a time.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import chain, repeat
 from typing import Any
 
 import torch
@@ -14,8 +15,15 @@ from torch import Tensor
 from torch.optim.optimizer import _get_scalar_dtype
 
 from memscale import _optim_state as states
-from memscale._C import InputError
-from memscale._optim_adam import OPTIONS, EightBit, Group, check_group, is_ours
+from memscale._C import MIN_8BIT_ELEMENTS, InputError
+from memscale._optim_adam import (
+    OPTIONS,
+    OVERRIDES,
+    EightBit,
+    Group,
+    check_group,
+    is_ours,
+)
 
 __all__ = ["from_8bit", "is_8bit", "to_8bit", "why_not_8bit"]
 
@@ -53,7 +61,7 @@ def why_not_8bit(
 def to_8bit(
     optimizer: torch.optim.Optimizer,
     *,
-    min_8bit_size: int = 4096,
+    min_8bit_size: int = MIN_8BIT_ELEMENTS,
     stochastic_rounding: bool = False,
 ) -> str | None:
     """Make ``optimizer`` the 8-bit one of its kind; None, or why it was left alone.
@@ -73,6 +81,12 @@ def to_8bit(
     if why_not is not None:
         return why_not
     new_class = dict(_classes())[type(optimizer)]  # type: ignore[index]
+    # Of a state_dict of ours that torch's optimizer has loaded.
+    overrides = {
+        group["params"][i]: bits
+        for group in optimizer.param_groups
+        for i, bits in group.get(OVERRIDES, {}).items()
+    }
 
     def convert(p: Tensor, group: Group) -> states.State:
         state = optimizer.state[p]
@@ -82,7 +96,7 @@ def to_8bit(
         # torch has it on the device for its fused kernel, and as a number once.
         step = torch.tensor(float(state["step"]), dtype=torch.float32)
         state = {**state, "step": step}
-        if EightBit._bits(p, settings, {}) == 8:
+        if EightBit._bits(p, settings, overrides) == 8:
             return states.to_8bit(p, state)
         return states.to_float32(p, state)
 
@@ -90,13 +104,16 @@ def to_8bit(
         return _torch_state(p, group, optimizer.state[p])
 
     _convert_all(optimizer, convert, lambda p: None, undo, largest_first=True)
+    own = tuple(frozenset(OPTIONS.keys() & g) for g in optimizer.param_groups)
     for group in optimizer.param_groups:
+        group.pop(OVERRIDES, None)
         for name, value in options.items():
             group.setdefault(name, value)
     optimizer.defaults.update(options)
-    optimizer.__class__ = new_class
+    _become(optimizer, new_class)
     assert isinstance(optimizer, EightBit)
-    optimizer._bits_of = {}
+    optimizer._bits_of = overrides
+    optimizer._own_options = own
     return None
 
 
@@ -104,7 +121,8 @@ def to_8bit(
 def from_8bit(optimizer: torch.optim.Optimizer) -> None:
     """Make ``optimizer`` the torch.optim.Adam or AdamW again that it was, or is like.
 
-    Class, attributes, options and state layout are those of one never converted. The
+    Class, attributes, options and state layout are those of one never converted;
+    options of ours that a group had before ``to_8bit`` stay in it. The
     moments are what 8 bits kept of them: within half a step between two codes.
     """
     old_class = next((old for old, new in _classes() if type(optimizer) is new), None)
@@ -129,16 +147,26 @@ def from_8bit(optimizer: torch.optim.Optimizer) -> None:
             return kept  # type: ignore[no-any-return]
         state = optimizer.state[p]
         step = torch.tensor(float(state["step"]), dtype=torch.float32)
-        return states.to_8bit_again(p, {**state, "step": step}, kept)
+        return states.to_8bit_again({**state, "step": step}, kept)
 
     _convert_all(optimizer, convert, keep, undo, largest_first=False)
-    for group in optimizer.param_groups:
-        for name in OPTIONS:
+    assert isinstance(optimizer, EightBit)
+    added = repeat(frozenset[str]())  # groups of later have none
+    owned = chain(optimizer._own_options, added)
+    for group, own in zip(optimizer.param_groups, owned, strict=False):
+        for name in OPTIONS.keys() - own:
             group.pop(name, None)
     for name in OPTIONS:
         optimizer.defaults.pop(name, None)
-    optimizer.__dict__.pop("_bits_of", None)
-    optimizer.__class__ = old_class
+    for name in ("_bits_of", "_own_options"):
+        optimizer.__dict__.pop(name, None)
+    _become(optimizer, old_class)
+
+
+def _become(optimizer: torch.optim.Optimizer, kind: type[torch.optim.Adam]) -> None:
+    optimizer.__class__ = kind
+    # What torch's constructor does for step hooks and the profiler, once a class.
+    optimizer._patch_step_function()
 
 
 def _torch_state(p: Tensor, group: Group, state: states.State) -> states.State:

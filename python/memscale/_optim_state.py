@@ -1,31 +1,35 @@
 """Adam's moments as bytes and as floats, one parameter at a time.
 
 A parameter's state is plain tensors. At 8 bits: ``step`` (a float on the CPU, as
-torch has it), ``exp_avg_codes``, ``exp_avg_absmax``, ``exp_avg_sq_codes`` and
-``exp_avg_sq_absmax``, flat, in the order in which the parameter lies in memory. At
-32 bits: ``step``, ``exp_avg`` and ``exp_avg_sq``, float32, of the parameter's layout.
+torch has it), ``exp_avg_codes`` and ``exp_avg_sq_codes`` of the parameter's shape and
+layout, ``exp_avg_absmax`` and ``exp_avg_sq_absmax``, a number for every block of codes
+as they lie in memory. At 32 bits: ``step``, ``exp_avg`` and ``exp_avg_sq``, float32, of
+the parameter's layout. A parameter with gaps has the layout of its contiguous copy.
+
+The layout is that of when the state was made: see ``laid_as``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch._prims_common import is_non_overlapping_and_dense_or_false as is_dense
 
-from memscale._C import InputError  # and with it the operators
+# And with it the operators. Pieces are converted at a time: temporaries of 1 MiB.
+from memscale._C import STATE_BLOCK, STATE_PIECE, InputError
 
 __all__ = [
     "FLOATS",
     "MOMENTS",
-    "as_float32",
     "as_saved",
     "as_torch",
     "cast_as_torch",
     "from_saved",
     "is_8bit",
+    "laid_as",
     "new_state",
     "to_8bit",
     "to_8bit_again",
@@ -39,9 +43,7 @@ MOMENTS = (("exp_avg", True), ("exp_avg_sq", False))
 # Of which types parameters are stepped by our kernels.
 FLOATS = frozenset({torch.float32, torch.bfloat16, torch.float16})
 
-_BLOCK = 256
 _SIGNED_ZERO = 127  # the code of 0
-_PIECE = 1 << 18  # elements converted at a time: a temporary of 1 MiB
 
 _ops = torch.ops.memscale
 
@@ -55,12 +57,8 @@ def new_state(p: Tensor, bits: int) -> State:
     state: State = {"step": torch.tensor(0.0, dtype=torch.float32, device="cpu")}
     for name, is_signed in MOMENTS:
         if bits == 8:
-            state[f"{name}_codes"] = torch.full(
-                (p.numel(),),
-                _SIGNED_ZERO if is_signed else 0,
-                dtype=torch.uint8,
-                device=p.device,
-            )
+            zero = _SIGNED_ZERO if is_signed else 0
+            state[f"{name}_codes"] = _like(p, torch.uint8).fill_(zero)
             state[f"{name}_absmax"] = torch.zeros(
                 _num_blocks(p), dtype=torch.float32, device=p.device
             )
@@ -69,22 +67,49 @@ def new_state(p: Tensor, bits: int) -> State:
     return state
 
 
+def laid_as(p: Tensor, state: State) -> State:
+    """The same state in the order in which ``p`` lies in memory now.
+
+    That changes with, for example, ``model.to(memory_format=torch.channels_last)``.
+    Codes are then made anew, as blocks are of other elements.
+    """
+    held = state["exp_avg_codes" if is_8bit(state) else "exp_avg"]
+    if held.shape != p.shape:
+        raise InputError(
+            f"param must keep its shape, {[*held.shape]}, got {[*p.shape]}"
+        )
+    if held.stride() == p.stride() or held.stride() == _strides(p):
+        return state
+    if not is_8bit(state):
+        return to_float32(p, state)
+    result = _without_moments(state)
+    for name, is_signed in MOMENTS:
+        codes, absmax = state[f"{name}_codes"], state[f"{name}_absmax"]
+        if _order(codes.shape, codes.stride()) != _order(p.shape, _strides(p)):
+            floats = _floats_of(state, name, is_signed, torch.float32, p.device)
+            floats = _in_order(floats, p)
+            codes, absmax = _quantise(floats, is_signed)
+        result[f"{name}_codes"] = _shaped(_flat(codes), p)
+        result[f"{name}_absmax"] = absmax
+    return result
+
+
 def to_8bit(p: Tensor, state: State) -> State:
     """The same state at 8 bits; ``state`` is as torch's or ours at 32 bits."""
     result = _without_moments(state)
     for name, is_signed in MOMENTS:
         codes, absmax = _quantise(_in_order(state[name], p), is_signed)
-        result[f"{name}_codes"] = codes.to(p.device)
+        result[f"{name}_codes"] = _shaped(codes.to(p.device), p)
         result[f"{name}_absmax"] = absmax.to(p.device)
     return result
 
 
-def to_8bit_again(p: Tensor, state: State, absmax: dict[str, Tensor]) -> State:
+def to_8bit_again(state: State, absmax: dict[str, Tensor]) -> State:
     """The 8-bit state that ``state`` was made of, from the absmax of then."""
     result = _without_moments(state)
     for name, is_signed in MOMENTS:
-        values = _in_order(state[name], p)
-        result[f"{name}_codes"] = _encode(values, absmax[name], is_signed)
+        codes = _encode(_flat(state[name]), absmax[name], is_signed)
+        result[f"{name}_codes"] = _shaped(codes, state[name])
         result[f"{name}_absmax"] = absmax[name]
     return result
 
@@ -93,7 +118,10 @@ def to_float32(p: Tensor, state: State) -> State:
     """The same state at 32 bits, on the parameter's device."""
     result = _without_moments(state)
     for name, is_signed in MOMENTS:
-        result[name] = as_float32(p, state, name, is_signed, p.device)
+        if is_8bit(state):
+            result[name] = _floats_of(state, name, is_signed, torch.float32, p.device)
+        else:
+            result[name] = _like(p, torch.float32).copy_(state[name])
     return result
 
 
@@ -102,38 +130,13 @@ def as_torch(p: Tensor, state: State) -> State:
     result = _without_moments(state)
     for name, is_signed in MOMENTS:
         if is_8bit(state):
-            result[name] = _like(p, p.dtype)
-            _dequantise(
-                state[f"{name}_codes"],
-                state[f"{name}_absmax"],
-                is_signed,
-                _flat(result[name]),
-            )
+            result[name] = _floats_of(state, name, is_signed, p.dtype, p.device)
         else:
             result[name] = state[name].to(p.dtype)
     return result
 
 
-def as_float32(
-    p: Tensor, state: State, name: str, is_signed: bool, device: torch.device
-) -> Tensor:
-    """One moment as floats of the parameter's shape on ``device``.
-
-    The bytes travel, not the floats: nothing is allocated elsewhere.
-    """
-    result = _like(p, torch.float32, device)
-    if not is_8bit(state):
-        return result.copy_(state[name])
-    _dequantise(
-        state[f"{name}_codes"].to(device),
-        state[f"{name}_absmax"].to(device),
-        is_signed,
-        _flat(result),
-    )
-    return result
-
-
-def as_saved(p: Tensor, state: State) -> State:
+def as_saved(state: State) -> State:
     """What a state_dict holds: torch's keys as floats on the host, and the absmax."""
     host = torch.device("cpu")
     saved = {
@@ -143,7 +146,7 @@ def as_saved(p: Tensor, state: State) -> State:
     }
     if is_8bit(state):
         for name, is_signed in MOMENTS:
-            saved[name] = as_float32(p, state, name, is_signed, host)
+            saved[name] = _floats_of(state, name, is_signed, torch.float32, host)
     return saved
 
 
@@ -172,16 +175,18 @@ def from_saved(p: Tensor, saved: State, bits: int) -> State:
         if codes is None:
             codes, absmax = _quantise(values, is_signed)
         assert absmax is not None
-        state[f"{name}_codes"] = codes.to(p.device)
+        state[f"{name}_codes"] = _shaped(codes.to(p.device), p)
         state[f"{name}_absmax"] = absmax.to(p.device, copy=True)
     return state
 
 
-def cast_as_torch(p: Tensor, saved: State) -> State:
-    """A saved state of a parameter that torch steps, as torch would load it."""
+def cast_as_torch(p: Tensor, saved: State, group: dict[str, Any]) -> State:
+    """A saved state of a parameter that torch steps, as torch would load it, copied."""
+    cast = torch.optim.Optimizer._process_value_according_to_param_policy
+    groups = [{**group, "params": [0]}]
     return {
-        key: value.to(p.device, p.dtype, copy=True)
-        if isinstance(value, Tensor) and key != "step"
+        key: cast(p, value.clone(), 0, groups, key)
+        if isinstance(value, Tensor)
         else value
         for key, value in saved.items()
     }
@@ -193,15 +198,27 @@ def _without_moments(state: State) -> State:
 
 
 def _num_blocks(p: Tensor) -> int:
-    return -(-p.numel() // _BLOCK)
+    return -(-p.numel() // STATE_BLOCK)
+
+
+def _strides(p: Tensor) -> tuple[int, ...]:
+    """The parameter's, or those of its contiguous copy if it has gaps."""
+    return p.stride() if is_dense(p) else torch.empty(p.shape, device="meta").stride()
+
+
+def _order(shape: Sequence[int], strides: Sequence[int]) -> list[int]:
+    """The strides that say where elements are: a dimension of 1 may have any."""
+    return [stride for size, stride in zip(shape, strides, strict=True) if size != 1]
 
 
 def _like(p: Tensor, dtype: torch.dtype, device: torch.device | None = None) -> Tensor:
     """An uninitialised tensor of the parameter's layout; dense if that has gaps."""
     device = p.device if device is None else device
-    if is_dense(p):
-        return torch.empty_strided(p.shape, p.stride(), dtype=dtype, device=device)
-    return torch.empty(p.shape, dtype=dtype, device=device)
+    return torch.empty_strided(p.shape, _strides(p), dtype=dtype, device=device)
+
+
+def _shaped(flat: Tensor, p: Tensor) -> Tensor:
+    return flat.as_strided(p.shape, _strides(p))
 
 
 def _flat(tensor: Tensor) -> Tensor:
@@ -220,10 +237,26 @@ def _in_order(values: Tensor, p: Tensor) -> Tensor:
 def _pieces(values: Tensor) -> Iterator[tuple[slice, slice]]:
     """Slices of elements and of their blocks: all, where no temporary is made."""
     count = values.numel()
-    size = count if values.dtype == torch.float32 else _PIECE
+    size = count if values.dtype == torch.float32 else STATE_PIECE
     for first in range(0, count, max(size, 1)):
         end = min(first + size, count)
-        yield slice(first, end), slice(first // _BLOCK, -(-end // _BLOCK))
+        yield slice(first, end), slice(first // STATE_BLOCK, -(-end // STATE_BLOCK))
+
+
+def _floats_of(
+    state: State, name: str, is_signed: bool, dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    """One moment of an 8-bit state as floats on ``device``, laid as its codes.
+
+    The bytes travel, not the floats: nothing is allocated elsewhere.
+    """
+    codes = state[f"{name}_codes"].to(device)
+    result = torch.empty_strided(
+        codes.shape, codes.stride(), dtype=dtype, device=device
+    )
+    absmax = state[f"{name}_absmax"].to(device)
+    _dequantise(_flat(codes), absmax, is_signed, _flat(result))
+    return result
 
 
 def _quantise(values: Tensor, is_signed: bool) -> tuple[Tensor, Tensor]:
@@ -261,12 +294,14 @@ def _codes_of(values: Tensor, absmax: Tensor | None, is_signed: bool) -> Tensor 
         return None
     absmax = absmax.to(values.device)
     codes = _encode(values, absmax, is_signed)
-    for first in range(0, values.numel(), _PIECE):
-        part = values[first : first + _PIECE]
-        block = first // _BLOCK
-        blocks = slice(block, block + _PIECE // _BLOCK)
+    for first in range(0, values.numel(), STATE_PIECE):
+        part = values[first : first + STATE_PIECE]
+        block = first // STATE_BLOCK
+        blocks = slice(block, block + STATE_PIECE // STATE_BLOCK)
         back = torch.empty_like(part)
-        _ops.dequantise_(back, codes[first : first + _PIECE], absmax[blocks], is_signed)
+        _ops.dequantise_(
+            back, codes[first : first + STATE_PIECE], absmax[blocks], is_signed
+        )
         same = (back == part) | (back.isnan() & part.isnan())
         if not bool(same.all()):
             return None

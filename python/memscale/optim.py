@@ -12,10 +12,7 @@ docs/optimizer.md.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
-from torch import Tensor
 
 from memscale._optim_adam import EightBit
 from memscale._optim_convert import from_8bit, is_8bit, to_8bit, why_not_8bit
@@ -31,7 +28,7 @@ __all__ = [
 
 _DOC = """
 
-    Args: torch's, and for each group
+    Args: torch's, with torch's defaults, and for each group
 
         bits: 8, or 32 for float32 moments, stepped by a fused kernel as well.
         min_8bit_size: tensors of fewer elements keep float32 moments.
@@ -48,64 +45,6 @@ _DOC = """
 class Adam8bit(EightBit):
     __doc__ = "torch.optim.Adam with 8-bit moments." + _DOC
 
-    def __init__(
-        self,
-        params: Any,
-        lr: float | Tensor = 1e-3,
-        betas: tuple[float | Tensor, float | Tensor] = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: float = 0,
-        amsgrad: bool = False,
-        *,
-        bits: int = 8,
-        min_8bit_size: int = 4096,
-        stochastic_rounding: bool = False,
-        **flags: Any,
-    ) -> None:
-        self._construct(
-            {
-                "bits": bits,
-                "min_8bit_size": min_8bit_size,
-                "stochastic_rounding": stochastic_rounding,
-            },
-            params,
-            lr,
-            betas,
-            eps,
-            weight_decay,
-            amsgrad,
-            **flags,
-        )
-
 
 class AdamW8bit(EightBit, torch.optim.AdamW):
     __doc__ = "torch.optim.AdamW with 8-bit moments." + _DOC
-
-    def __init__(
-        self,
-        params: Any,
-        lr: float | Tensor = 1e-3,
-        betas: tuple[float | Tensor, float | Tensor] = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: float = 1e-2,
-        amsgrad: bool = False,
-        *,
-        bits: int = 8,
-        min_8bit_size: int = 4096,
-        stochastic_rounding: bool = False,
-        **flags: Any,
-    ) -> None:
-        self._construct(
-            {
-                "bits": bits,
-                "min_8bit_size": min_8bit_size,
-                "stochastic_rounding": stochastic_rounding,
-            },
-            params,
-            lr,
-            betas,
-            eps,
-            weight_decay,
-            amsgrad,
-            **flags,
-        )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import subprocess
 import sys
 import types
 from collections.abc import Iterator
@@ -58,6 +60,43 @@ def test_there_and_back(theirs: Any, ours: Any, dtype: Any, device: str) -> None
             atol = 0.02 * value.abs().max().item()
             torch.testing.assert_close(a[key], value, atol=atol, rtol=0.01)
     train(optimizer, 8)
+
+
+HOOKS = """
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
+import memscale.optim
+
+seen = []
+p = torch.nn.Parameter(torch.ones(5000))
+p.grad = torch.ones(5000)
+optimizer = torch.optim.{kind}([p])
+optimizer.register_step_pre_hook(lambda *_: seen.append("pre"))
+optimizer.register_step_post_hook(lambda *_: seen.append("post"))
+register_optimizer_step_post_hook(lambda *_: seen.append("any"))
+
+def step(name):
+    with torch.autograd.profiler.profile() as profile:
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=False)
+    names = [e.name for e in profile.function_events if e.name.startswith("Optim")]
+    assert names == [f"Optimizer.{{f}}#{{name}}.{{f}}" for f in ("step", "zero_grad")]
+    assert seen == ["pre", "post", "any"], seen
+    seen.clear()
+
+memscale.optim.to_8bit(optimizer)
+step("{kind}8bit")
+memscale.optim.from_8bit(optimizer)
+step("{kind}")
+"""
+
+
+@pytest.mark.parametrize("kind", ["Adam", "AdamW"])
+def test_step_hooks_where_none_of_ours_was_constructed(kind: str) -> None:
+    """torch prepares a class's step for them when an object is made: in a process of
+    its own."""
+    command = [sys.executable, "-c", HOOKS.format(kind=kind)]
+    subprocess.run(command, check=True, timeout=120)
 
 
 def test_without_state_only_the_class_changes() -> None:
@@ -122,6 +161,43 @@ def test_a_group_with_bits_of_its_own() -> None:
     assert [optimizer.bits_of(p) for p in all_params(optimizer)] == [8, 32, 8] + [
         32
     ] * 3
+
+
+@pytest.mark.parametrize("copied", [False, True])
+def test_a_group_has_its_own_options_back(copied: bool) -> None:
+    own = {"bits": 32, "min_8bit_size": 10}
+    optimizer = torch.optim.AdamW(
+        [{"params": make_params()}, {"params": make_params(), **own}]
+    )
+    train(optimizer)
+    before = [{**g, "params": None} for g in optimizer.param_groups]
+    assert [g["foreach"] for g in before] == [g["fused"] for g in before] == [None] * 2
+    assert to_8bit(optimizer) is None
+    if copied:
+        optimizer = copy.deepcopy(optimizer)
+        optimizer.load_state_dict(optimizer.state_dict())
+    train(optimizer, 4)
+    optimizer.add_param_group({"params": make_params(), "bits": 32})
+    from_8bit(optimizer)
+    after = [{**g, "params": None} for g in optimizer.param_groups]
+    assert after[:2] == before
+    assert after[2].keys() == before[0].keys()
+    train(optimizer, 8)
+
+
+def test_overrides_come_with_a_loaded_group() -> None:
+    """torch's load_state_dict keeps what it does not know in the group."""
+    ours = AdamW8bit(make_params())
+    train(ours)
+    ours.set_bits(all_params(ours)[0], 32)
+    optimizer = torch.optim.AdamW(make_params())
+    optimizer.load_state_dict(ours.state_dict())
+    assert to_8bit(optimizer) is None
+    assert [optimizer.bits_of(p) for p in all_params(optimizer)] == [32, 32, 8]
+    assert "exp_avg" in optimizer.state[all_params(optimizer)[0]]
+    assert "bits_of_params" not in optimizer.param_groups[0]
+    from_8bit(optimizer)
+    assert "bits_of_params" not in optimizer.param_groups[0]
 
 
 def failing_after(calls: int, function: Any) -> Any:
@@ -208,13 +284,15 @@ def stand_in(monkeypatch: Any) -> Iterator[list[dict[str, Any]]]:
     calls: list[dict[str, Any]] = []
 
     def update(
-        name: str, g: Tensor, p: Tensor, m: Tensor, v: Tensor, beta1: float,
+        optimizer_name: str, g: Tensor, p: Tensor, state1: Tensor, state2: Tensor,
+        beta1: float,
         beta2: float, beta3: float, alpha: float, eps: float, step: int, lr: float,
         qmap1: Tensor, qmap2: Tensor, absmax1: Tensor, absmax2: Tensor,
         weight_decay: float = 0.0, gnorm_scale: float = 1.0, skip_zeros: bool = False,
     ) -> None:  # fmt: skip
+        m, v = state1, state2
         assert g.shape == p.shape == m.shape == v.shape
-        calls.append({"name": name, "step": step, "scale": gnorm_scale})
+        calls.append({"name": optimizer_name, "step": step, "scale": gnorm_scale})
         wide = []
         for codes, qmap, absmax in ((m, qmap1, absmax1), (v, qmap2, absmax2)):
             scale = absmax.repeat_interleave(256)[: codes.numel()]
@@ -273,6 +351,24 @@ def test_bitsandbytes_under_a_grad_scaler(stand_in: list[dict[str, Any]]) -> Non
     before = len(stand_in)
     scaler.step(optimizer)
     assert len(stand_in) == before
+
+
+@pytest.mark.parametrize(
+    "update",
+    [
+        lambda optimizer_name, g, p, state1, state2, beta1, beta2, eps, step: None,
+        lambda *args: None,
+        print,
+        None,
+    ],
+)
+def test_another_bitsandbytes(stand_in: list[Any], update: Any) -> None:
+    """Older ones have no beta3 and alpha, for one: our own kernel steps."""
+    functional = sys.modules["bitsandbytes.functional"]
+    functional.optimizer_update_8bit_blockwise = update
+    train(AdamW8bit(make_params()))
+    assert _bitsandbytes.find() is None
+    assert not stand_in
 
 
 def test_bitsandbytes_is_for_cuda() -> None:

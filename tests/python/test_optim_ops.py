@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import subprocess
 import sys
@@ -13,14 +14,15 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import memscale
-from memscale.optim import Adam8bit, AdamW8bit
+from memscale import _C
+from memscale.optim import Adam8bit, AdamW8bit, to_8bit
 from optim_cases import assert_same, make_params, same_bits, train
 
 # Loaded before the first backward: autograd's engine counts devices there, once.
 pytestmark = pytest.mark.usefixtures("sim", "one_thread")
 
 ops = torch.ops.memscale
-GENERIC_BYTES = 8 << 20  # kGenericBytes of optimizer_backend.h
+GENERIC_BYTES = 8 << 20  # what optimizer_backend.h promises
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -198,6 +200,36 @@ def test_temporaries_on_a_device_are_bounded(
             optimizer.step()
         peaks.append(memory.peak - memory.before)
     assert 0 < peaks[0] == peaks[1] <= GENERIC_BYTES  # and 0: not the CPU's kernel
+
+
+def test_maps_go_to_the_device_once_a_call(sim: torch.device) -> None:
+    optimizer = AdamW8bit(make_params(sizes=((5000,),) * 4, device=sim))
+    train(optimizer, steps=1)
+    with torch.autograd.profiler.profile(record_shapes=True) as profile:
+        optimizer.step()
+    copies = [
+        e.input_shapes[0] for e in profile.function_events if "_to_copy" in e.name
+    ]
+    # The borders between codes; one set for each moment.
+    assert copies.count([255]) == 2
+
+
+def test_numbers_that_core_and_kernels_share() -> None:
+    """core predicts what the kernels take without seeing them; the operators check
+    how many blocks there are."""
+    assert (_C.MIN_8BIT_ELEMENTS, _C.STATE_BLOCK, _C.STATE_PIECE) == (
+        4096,
+        256,
+        1 << 18,
+    )
+    for function in (AdamW8bit.__init__, to_8bit):
+        parameter = inspect.signature(function).parameters["min_8bit_size"]
+        assert parameter.default == _C.MIN_8BIT_ELEMENTS
+    values = torch.ones(2 * _C.STATE_BLOCK + 1)
+    codes = torch.empty(values.numel(), dtype=torch.uint8)
+    ops.quantise_(codes, torch.empty(3), values, True)
+    with pytest.raises(ValueError, match="absmax must be 3"):
+        ops.quantise_(codes, torch.empty(2), values, True)
 
 
 def test_state_of_two_bytes() -> None:

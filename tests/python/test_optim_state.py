@@ -5,12 +5,14 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+import threading
 from typing import Any
 
 import pytest
 import torch
 
 import memscale
+from memscale import _optim_state
 from memscale.optim import Adam8bit, AdamW8bit
 from optim_cases import all_params, assert_same, make_params, train
 
@@ -111,6 +113,28 @@ def test_ours_loads_torchs(fused: bool) -> None:
     train(ours, 4)
 
 
+@pytest.mark.parametrize("flag", ["capturable", "fused", "foreach"])
+def test_what_torch_steps_is_loaded_as_by_torch(sim: torch.device, flag: str) -> None:
+    """Type and place of everything, step too; and nothing of the saved one is held."""
+    saved = {
+        "step": torch.tensor(3.0),
+        "exp_avg": torch.ones(50),
+        "exp_avg_sq": torch.ones(50),
+        "max_exp_avg_sq": torch.ones(50),
+    }
+    options = {flag: True, "amsgrad": True}
+    theirs = torch.optim.AdamW(make_params(sizes=((50,),), device=sim), **options)
+    ours = AdamW8bit(make_params(sizes=((50,),), device=sim), bits=32, **options)
+    groups = theirs.state_dict()["param_groups"]
+    for optimizer in (theirs, ours):
+        optimizer.load_state_dict({"state": {0: saved}, "param_groups": groups})
+    a, b = (o.state[all_params(o)[0]] for o in (theirs, ours))
+    assert a["step"].device.type == ("cpu" if flag == "foreach" else "sim")
+    for key, value in a.items():
+        assert (b[key].device, b[key].dtype) == (value.device, value.dtype), key
+        assert b[key] is not saved[key]
+
+
 def test_an_absmax_that_no_longer_holds() -> None:
     """torch's Adam carries keys that it does not know, and steps past them."""
     ours = AdamW8bit(make_params())
@@ -142,6 +166,35 @@ def test_a_state_dict_is_a_snapshot_on_the_host() -> None:
         for key, value in entry.items():
             assert value.device.type == "cpu"
             assert torch.equal(value, reference["state"][i][key])
+
+
+def test_saving_leaves_the_live_state_in_place(monkeypatch: Any) -> None:
+    """Another thread may step, or save, in the meantime."""
+    ours = AdamW8bit(make_params())
+    train(ours)
+    live, seen, saved = ours.state, [], []
+    plain = _optim_state.as_saved
+
+    def slow(*args: Any) -> Any:
+        seen.append(ours.state is live and len(live) == 3)
+        return plain(*args)
+
+    monkeypatch.setattr(_optim_state, "as_saved", slow)
+    ours.register_state_dict_post_hook(lambda *_: seen.append(ours.state is live))
+    threads = [
+        threading.Thread(target=lambda: saved.append(ours.state_dict()))
+        for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert seen == [True] * 16
+    assert len(saved) == 4
+    for each in saved:
+        assert each["state"].keys() == {0, 1, 2}
+        assert all("exp_avg_codes" not in state for state in each["state"].values())
+    assert not [k for k, v in vars(ours).items() if "hooks" in k and len(v) > 1]
 
 
 def test_loading_brings_bytes_to_the_device_not_floats() -> None:

@@ -1,6 +1,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include "memscale/bindings/bindings.h"
+#include "memscale/core/optimizer_bits.h"
 #include "memscale/hostmem/host_allocator.h"
 #include "memscale/runtime/memory_tracker.h"
 #include "memscale/runtime/optimizer.h"
@@ -12,6 +13,9 @@ void bind_runtime(pybind11::module_& m) {
   hostmem::install();
   // torch.ops.memscale.*
   register_optimizer_ops();
+  m.attr("MIN_8BIT_ELEMENTS") = kMin8BitElements;
+  m.attr("STATE_BLOCK") = kStateBlock;
+  m.attr("STATE_PIECE") = kStatePiece;
 
   pybind11::class_<MemoryTracker>(m, "MemoryTracker")
       .def(pybind11::init<c10::Device>())

@@ -9,12 +9,10 @@
 namespace memscale {
 namespace {
 
-constexpr std::int64_t kBlock = 256;
 constexpr std::int64_t kFloat = 4;  // bytes
 
-// Where a device has no kernel of ours: pieces of so many elements (see
-// runtime/optimizer_backend.h), and so many bytes of temporaries for each.
-constexpr std::int64_t kPiece = 1 << 18;
+// Of temporaries for each element of a piece (see
+// runtime/optimizer_backend.h).
 constexpr std::int64_t kBytesWith8Bits = 24;
 constexpr std::int64_t kBytesWith32Bits = 16;
 constexpr std::int64_t kBytesOfHalves = 4;  // more, for parameters of 16 bits
@@ -30,7 +28,7 @@ Bytes workspace_of(std::int64_t largest, std::int64_t width, int bits,
   if (on_cpu) return Bytes();
   const std::int64_t each = (bits == 8 ? kBytesWith8Bits : kBytesWith32Bits) +
                             (width < kFloat ? kBytesOfHalves : 0);
-  return Bytes(std::min(largest, kPiece) * each);
+  return Bytes(std::min(largest, kStatePiece) * each);
 }
 
 // What a state's elements take now, by its bytes: a state that stands for the
@@ -119,7 +117,8 @@ Trace with_8bit_state(const Trace& trace, bool on_cpu) {
     } else {
       storage.bytes = Bytes(elements);
       scales.push_back(storage);
-      scales.back().bytes = Bytes((elements + kBlock - 1) / kBlock * kFloat);
+      scales.back().bytes =
+          Bytes((elements + kStateBlock - 1) / kStateBlock * kFloat);
     }
     most = std::max(most, elements);
     narrowest = std::min(narrowest, width);

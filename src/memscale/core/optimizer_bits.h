@@ -13,6 +13,13 @@ namespace memscale {
 // Tensors of fewer elements keep 32 bits.
 inline constexpr std::int64_t kMin8BitElements = 4096;
 
+// Codes that share a float. kernels/blockwise.h, which is not seen from here,
+// has it too; runtime/optimizer.cpp, which sees both, compares.
+inline constexpr std::int64_t kStateBlock = 256;
+
+// Elements worked on at a time where a device has no kernel of ours.
+inline constexpr std::int64_t kStatePiece = 1 << 18;
+
 // The same step with 8-bit moments: each state of kMin8BitElements or more is a
 // byte for each element and a float for every 256 of them, smaller ones are
 // floats; the optimizer's step is one fused op. `on_cpu`: it runs in kernels of

@@ -18,12 +18,15 @@
 #include <mutex>
 #include <optional>
 
+#include "memscale/core/optimizer_bits.h"
 #include "memscale/runtime/optimizer_backend.h"
 
 namespace memscale {
 namespace {
 
 using kernels::Map;
+
+static_assert(kernels::kBlock == kStateBlock);
 
 Map map_of(bool is_signed) { return is_signed ? Map::Signed : Map::Unsigned; }
 
@@ -135,6 +138,7 @@ void adam8_(at::TensorList params, at::TensorList grads, at::TensorList m,
                   inverse_of(grad_scale),
                   stochastic_rounding,
                   seeds};
+  Codecs codecs;
   call.run([&](const kernels::AdamStep& step, const at::Tensor& param,
                const at::Tensor& grad, size_t i) {
     const Moments8 state{m[i], v[i], m_absmax[i], v_absmax[i]};
@@ -144,7 +148,7 @@ void adam8_(at::TensorList params, at::TensorList grads, at::TensorList m,
                 num_blocks(param));
     check_state(state.v_absmax, "v_absmax", param, at::kFloat,
                 num_blocks(param));
-    backend().adam8(step, param, grad, state);
+    backend().adam8(step, param, grad, state, codecs);
     for (const auto& each : {state.m, state.v, state.m_absmax, state.v_absmax})
       bump_version(each);
   });

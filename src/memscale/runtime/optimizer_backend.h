@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <array>
+#include <vector>
 
 #include "memscale/kernels/adam.h"
 #include "memscale/kernels/blockwise.h"
@@ -10,7 +11,7 @@
 // What computes the operators of optimizer.h on tensors.
 //
 // Note [Order of elements]
-// A parameter's state is flat, in the order in which the parameter lies in
+// A parameter's state is read flat, in the order in which the parameter lies in
 // memory if it is dense there, whatever its strides (channels_last, transposed
 // weights): so that blocks are read as they lie and nothing is copied. Of a
 // parameter with gaps it is in the order of a contiguous copy.
@@ -18,7 +19,7 @@
 namespace memscale {
 
 struct Moments8 {
-  at::Tensor m, v;  // uint8, flat
+  at::Tensor m, v;  // uint8, dense
   at::Tensor m_absmax, v_absmax;
 };
 
@@ -26,12 +27,28 @@ struct Moments {
   at::Tensor m, v;  // float32, of the parameter's layout
 };
 
+// A map on a device.
+struct Codec {
+  kernels::Map map;
+  at::Tensor values, borders;
+};
+
+// The maps that one call of an operator has brought to its devices. Not kept
+// longer: tensors on a device must not outlive its allocator.
+class Codecs final {
+ public:
+  Codec of(kernels::Map map, c10::Device device);
+
+ private:
+  std::vector<Codec> made_;
+};
+
 // One way to compute. Parameters and gradients are dense and laid out alike,
 // of one type: float32, bfloat16 or float16. Everything is on one device and
 // has been checked.
 struct OptimizerBackend {
   void (*adam8)(const kernels::AdamStep& step, const at::Tensor& param,
-                const at::Tensor& grad, const Moments8& state);
+                const at::Tensor& grad, const Moments8& state, Codecs& codecs);
   void (*adam)(const kernels::AdamStep& step, const at::Tensor& param,
                const at::Tensor& grad, const Moments& state);
   void (*quantise)(const at::Tensor& values, kernels::Map map,
@@ -48,12 +65,10 @@ struct OptimizerBackend {
 // The kernels of this CPU, on torch's threads; no tensors are allocated.
 const OptimizerBackend& cpu_backend();
 
-// Operators of torch in pieces of kPiece elements, for any device; the same
-// bits as the kernels. Temporaries are at most kGenericBytes at a time,
-// however large the tensors.
+// Operators of torch in pieces of kStatePiece elements, for any device; the
+// same bits as the kernels. Temporaries are at most 8 MiB at a time, however
+// large the tensors.
 const OptimizerBackend& generic_backend();
-inline constexpr int64_t kPiece = 1 << 18;  // elements
-inline constexpr int64_t kGenericBytes = 8 << 20;
 
 // The CUDA kernels, if this build has them, else the generic path. Once there
 // is a CUDA tensor.

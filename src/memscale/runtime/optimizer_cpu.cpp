@@ -68,7 +68,7 @@ void adam_as(kernels::Adam<P, float>* kernel, const kernels::AdamStep& step,
 }
 
 void adam8(const kernels::AdamStep& step, const at::Tensor& param,
-           const at::Tensor& grad, const Moments8& state) {
+           const at::Tensor& grad, const Moments8& state, Codecs& /*codecs*/) {
   const kernels::KernelTable& table = kernels::kernels();
   switch (param.scalar_type()) {
     case at::kFloat:

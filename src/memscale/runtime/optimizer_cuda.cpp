@@ -47,7 +47,7 @@ void with_data(const at::Tensor& tensor, F f) {
 }
 
 void adam8(const kernels::AdamStep& step, const at::Tensor& param,
-           const at::Tensor& grad, const Moments8& state) {
+           const at::Tensor& grad, const Moments8& state, Codecs& /*codecs*/) {
   const Place place(param);
   const kernels::State8 data{state.m.mutable_data_ptr<uint8_t>(),
                              state.v.mutable_data_ptr<uint8_t>(),

@@ -16,10 +16,12 @@
 #include <ATen/ops/where.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
 #include <vector>
 
+#include "memscale/core/optimizer_bits.h"
 #include "memscale/runtime/optimizer_backend.h"
 
 namespace memscale {
@@ -29,7 +31,7 @@ using kernels::AdamStep;
 using kernels::Map;
 
 constexpr int64_t kColumns = kernels::kBlock;
-static_assert(kPiece % kColumns == 0);
+static_assert(kStatePiece % kColumns == 0);
 
 struct Piece {
   int64_t first, count;  // elements
@@ -46,8 +48,8 @@ struct Piece {
 template <typename F>
 void over_pieces(int64_t count, F work) {
   const int64_t whole = count / kColumns * kColumns;
-  for (int64_t first = 0; first < whole; first += kPiece) {
-    const int64_t size = std::min(kPiece, whole - first);
+  for (int64_t first = 0; first < whole; first += kStatePiece) {
+    const int64_t size = std::min(kStatePiece, whole - first);
     work(Piece{first, size, first / kColumns, size / kColumns});
   }
   if (whole < count) {
@@ -55,17 +57,12 @@ void over_pieces(int64_t count, F work) {
   }
 }
 
-// A map on a device.
-struct Codec {
-  Codec(Map of, c10::Device device)
-      : map(of),
-        values(at::tensor(at::ArrayRef<float>(kernels::map_values(of), 256))
-                   .to(device)),
-        borders(at::tensor(at::ArrayRef<float>(code_borders(of))).to(device)) {}
-
-  Map map;
-  at::Tensor values, borders;
-};
+Codec make_codec(Map map, c10::Device device) {
+  const at::ArrayRef<float> values(kernels::map_values(map), 256);
+  const std::array<float, 255> borders = code_borders(map);
+  return {map, at::tensor(values).to(device),
+          at::tensor(at::ArrayRef<float>(borders)).to(device)};
+}
 
 at::Tensor decode(const Codec& codec, const at::Tensor& codes,
                   const at::Tensor& absmax) {
@@ -166,14 +163,16 @@ void update(const AdamStep& s, const at::Tensor& param, const at::Tensor& grad,
 }
 
 void adam8(const AdamStep& step, const at::Tensor& param,
-           const at::Tensor& grad, const Moments8& state) {
-  const Codec of_m(Map::Signed, param.device());
-  const Codec of_v(Map::Unsigned, param.device());
+           const at::Tensor& grad, const Moments8& state, Codecs& codecs) {
+  const Codec of_m = codecs.of(Map::Signed, param.device());
+  const Codec of_v = codecs.of(Map::Unsigned, param.device());
   const at::Tensor params = flat(param);
   const at::Tensor grads = flat(grad);
+  const at::Tensor all_m = flat(state.m);
+  const at::Tensor all_v = flat(state.v);
   over_pieces(param.numel(), [&](const Piece& piece) {
-    const at::Tensor m_codes = piece.elements(state.m);
-    const at::Tensor v_codes = piece.elements(state.v);
+    const at::Tensor m_codes = piece.elements(all_m);
+    const at::Tensor v_codes = piece.elements(all_v);
     const at::Tensor m_absmax = piece.blocks(state.m_absmax);
     const at::Tensor v_absmax = piece.blocks(state.v_absmax);
     const at::Tensor m = decode(of_m, m_codes, m_absmax);
@@ -198,33 +197,36 @@ void adam(const AdamStep& step, const at::Tensor& param, const at::Tensor& grad,
 
 void quantise(const at::Tensor& values, Map map, const at::Tensor& codes,
               const at::Tensor& absmax) {
-  const Codec codec(map, values.device());
+  const Codec codec = make_codec(map, values.device());
   const at::Tensor all = flat(values);
+  const at::Tensor bytes = flat(codes);
   over_pieces(values.numel(), [&](const Piece& piece) {
-    quantise_piece(codec, piece.elements(all), piece.elements(codes),
+    quantise_piece(codec, piece.elements(all), piece.elements(bytes),
                    piece.blocks(absmax));
   });
 }
 
 void dequantise(const at::Tensor& codes, const at::Tensor& absmax, Map map,
                 const at::Tensor& values) {
-  const Codec codec(map, values.device());
+  const Codec codec = make_codec(map, values.device());
   const at::Tensor all = flat(values);
+  const at::Tensor bytes = flat(codes);
   over_pieces(values.numel(), [&](const Piece& piece) {
     piece.elements(all).copy_(
-        decode(codec, piece.elements(codes), piece.blocks(absmax)));
+        decode(codec, piece.elements(bytes), piece.blocks(absmax)));
   });
 }
 
 void encode(const at::Tensor& values, const at::Tensor& absmax, Map map,
             const at::Tensor& codes) {
-  const Codec codec(map, values.device());
+  const Codec codec = make_codec(map, values.device());
   const at::Tensor all = flat(values);
+  const at::Tensor bytes = flat(codes);
   over_pieces(values.numel(), [&](const Piece& piece) {
     // Divided, not multiplied by an inverse that may be denormal.
     write_codes(codec,
                 piece.elements(all).div(piece.blocks(absmax).unsqueeze(1)),
-                piece.elements(codes));
+                piece.elements(bytes));
   });
 }
 
@@ -239,6 +241,13 @@ bool unscale(const at::Tensor& grads, float multiplier) {
 }
 
 }  // namespace
+
+Codec Codecs::of(Map map, c10::Device device) {
+  for (const Codec& codec : made_) {
+    if (codec.map == map && codec.values.device() == device) return codec;
+  }
+  return made_.emplace_back(make_codec(map, device));
+}
 
 const OptimizerBackend& generic_backend() {
   static constexpr OptimizerBackend backend{adam8,  adam,       quantise,
