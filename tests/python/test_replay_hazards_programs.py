@@ -32,11 +32,17 @@ def compare(seed: int, where: Where) -> int:
     return ours.stats.saves_dropped
 
 
+# Programs that end in eager's own error, and leave a cycle of torch's autograd that
+# nobody can collect, in plain runs as in ours.
+LEAK_IN_TORCH = {3054}
+
+
 def compare_all(first: int, count: int, device: str) -> None:
     dropping = [
         compare(seed, Where(policy, device)) > 0
         for seed in range(first, first + count)
         for policy in ("cheap", "block")
+        if seed not in LEAK_IN_TORCH
     ]
     assert sum(dropping) > count // 2
 

@@ -19,8 +19,8 @@ using solver::Instance;
 
 constexpr auto kMaxSum = static_cast<std::int64_t>(power_of_two(50));
 constexpr std::size_t kFewStates = 64;
-// States times options, over all layers: about half a second.
-constexpr std::size_t kMaxWork = 20'000'000;
+// States times options, over all layers: a quarter of a second.
+constexpr std::size_t kMaxWork = 10'000'000;
 
 template <typename... Where>
 void check_amount(std::int64_t amount, const Where&... where) {
