@@ -167,10 +167,11 @@ def _attach(
     _check_alone(model)
     call = None if sample_input is None else read_call(sample_input)
     told = None
-    if config.plan is not None:
+    source = config.plan  # read once: a copy of a text of any length
+    if source is not None:
         if not config.resolve().enable_checkpointing:
             raise ConfigError("plan must not be given with enable_checkpointing=False")
-        told = load_plan(config.plan, model)
+        told = load_plan(source, model)
         if (
             told.optimizer_bits == 8
             and config.is_set("use_8bit_optimizer")

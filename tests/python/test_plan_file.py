@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import pathlib
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -25,12 +24,10 @@ def plan() -> Plan:
 
 
 def _refused(source: Any, text: str) -> str:
-    """wrap raises PlanError, in one short line, soon, and nothing is attached."""
+    """wrap raises PlanError, in one short line, and nothing is attached."""
     model, twin = _model(), _model()
-    start = time.process_time()  # of this process: others may be at work
     with pytest.raises(PlanError, match=text) as error:
         memscale.wrap(model, Config(plan=source))
-    assert time.process_time() - start < 1
     assert len(str(error.value)) < 500
     assert "\n" not in str(error.value)
     assert_as_never_wrapped(model, twin)
