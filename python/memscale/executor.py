@@ -15,7 +15,6 @@ are the model's own all the time. ``detach`` takes every hook away.
 from __future__ import annotations
 
 import gc
-import itertools
 import logging
 import threading
 import weakref
@@ -25,9 +24,9 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.compiler import is_compiling
 
-from memscale import _hook_stack, logs, replay
+from memscale import logs, replay
+from memscale._before_call import BeforeCall
 from memscale._C import Error, InputError, Plan, PlanError, TraceError
 from memscale._optimizer_step import innermost_optimizer
 from memscale._planned import Planned, resident_bytes, state_of
@@ -66,10 +65,6 @@ _MAX_KINDS = 16
 # Tracing changes what the process has one of: random states, switches of torch.
 _tracing = threading.RLock()
 
-# Executors by their numbers.
-_executors: weakref.WeakValueDictionary[int, Executor] = weakref.WeakValueDictionary()
-_numbers = itertools.count()
-
 
 class Executor:
     """Owns every handle. Made by ``wrap`` and ``optimize``."""
@@ -97,8 +92,6 @@ class Executor:
         self.ledger: list[Entry] = []
         self.compiled = is_compiled(model)
         self._said_compiled = self.compiled
-        self._number = next(_numbers)
-        _executors[self._number] = self
         self._told = told
         self._policy = _policy(self.effective, self.compiled)
         self._layers = list(find_layers(model).modules)
@@ -108,7 +101,7 @@ class Executor:
             if told is not None:
                 self._follow(told)
             handle = model.register_forward_pre_hook(
-                _BeforeCall(self), with_kwargs=True, prepend=True
+                BeforeCall(self), with_kwargs=True, prepend=True
             )
         except BaseException:
             self._replay.detach()
@@ -152,8 +145,12 @@ class Executor:
 
     def paused(self) -> AbstractContextManager[None]:
         """Within it, the model runs as if it were not wrapped."""
-        self._void_step()
+        self.void_step()
         return self._replay.paused()
+
+    @property
+    def is_paused(self) -> bool:
+        return self._replay.is_paused
 
     def __str__(self) -> str:
         text = wrapped_text(self._model, self.config, self.compiled)
@@ -167,7 +164,7 @@ class Executor:
 
     def detach(self) -> None:
         """Take all of it back. Graphs that exist still can go backward."""
-        self._void_step()
+        self.void_step()
         with ExitStack() as all_of_it:  # also if some of it fails
             for work in self._on_detach:
                 all_of_it.callback(work)
@@ -267,7 +264,7 @@ class Executor:
                 logging.WARNING,
             )
 
-    def _void_step(self) -> None:
+    def void_step(self) -> None:
         """What is measured would not be a step of training."""
         watch, self._watch = self._watch, None
         if watch is not None:
@@ -322,12 +319,7 @@ class Executor:
                 without_hooks_of_users(),
             ):
                 traced = estimate_call(
-                    model,
-                    call,
-                    optimizer,
-                    self.config,
-                    None,
-                    fallback=False,
+                    model, call, optimizer, self.config, None, fallback=False
                 )
                 if not traced.trace.saves_known:
                     raise TraceError("what its backward needs was not to be seen")
@@ -390,58 +382,18 @@ class Executor:
                 "no parameter requires a gradient: nothing to save", logging.WARNING
             )
 
+    def say_compiled(self) -> None:
+        """Once, when a wrapped model is compiled later."""
+        if not self._said_compiled:
+            self._said_compiled = True
+            self.say(
+                "the wrapped model is compiled: its graphs hold what the compiler "
+                "chose, and nothing is recomputed in them"
+            )
+
 
 def _policy(effective: EffectiveConfig, compiled: bool) -> str:
     """Of all layers, until there is a plan, and where none can be made."""
     if compiled or not effective.enable_checkpointing:
         return "keep"
     return "block" if effective.mode == OptimizationMode.AGGRESSIVE else "cheap"
-
-
-def _say_compiled(number: int) -> bool:
-    """Say once that the model is compiled. Run by torch.compile, as it looks on."""
-    executor = _executors.get(number)
-    if executor is not None and not executor._said_compiled:
-        executor._said_compiled = True
-        executor.say(
-            "the wrapped model is compiled: its graphs hold what the compiler chose, "
-            "and nothing is recomputed in them"
-        )
-    return True
-
-
-# What torch.compiler.assume_constant_result does, which would import dynamo.
-_say_compiled._dynamo_marked_constant = True  # type: ignore[attr-defined]
-
-
-class _BeforeCall(replay.Hook):
-    """The model's first hook."""
-
-    is_on = True
-
-    def __init__(self, executor: Executor) -> None:
-        self._executor = executor
-        self._number = executor._number
-
-    def __call__(
-        self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> None:
-        if is_compiling():
-            if torch.is_grad_enabled():
-                _say_compiled(self._number)
-            return
-        if not torch.is_grad_enabled():
-            self._executor._void_step()
-            return
-        if self._executor._replay.is_paused:
-            return
-        if torch._C._get_tracing_state() is not None:  # torch.jit.trace looks on
-            return
-        # A shell that is traced has the hooks of its original. Where others watch
-        # what is saved, or forbid it, this call is not ours to record.
-        if self._executor.wraps(model) and _hook_stack.is_free():
-            try:
-                self._executor.begin_step(Call(args, kwargs, source="your batch"))
-            except (PlanError, InputError):
-                self._executor.detach()  # nothing stays half attached
-                raise

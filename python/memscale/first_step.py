@@ -26,11 +26,12 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from memscale._C import Recorder
 from memscale._optimizer_step import OptimizerLike, describe_optimizer
+from memscale._recorded import unpack
 from memscale.config import Config
 from memscale.estimator import Estimate, estimate_call, find_target
 from memscale.inputs import STAND_IN, Call
 from memscale.recording import finish_recording, observe_real_layers
-from memscale.tracing import TracedStep, unpack
+from memscale.tracing import TracedStep
 
 if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle

@@ -24,16 +24,11 @@ from memscale._fake import KnownIntegersMode
 from memscale._optimizer_step import OptimizerLike
 from memscale._optimizer_step import trace_step as trace_optimizer_step
 from memscale._randomness import same_randomness
+from memscale._recorded import add_residents, mark_gradients, mark_returned, unpack
 from memscale._shell import Faker
 from memscale.inputs import Call, LossFn, find_loss
 from memscale.layers import find_layers
-from memscale.tracing import (
-    TracedStep,
-    add_residents,
-    mark_gradients,
-    mark_returned,
-    unpack,
-)
+from memscale.tracing import TracedStep
 
 __all__ = ["finish_recording", "observe_real_layers", "record_step"]
 

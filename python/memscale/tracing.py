@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -26,29 +26,23 @@ from torch.nn.parameter import UninitializedParameter
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from memscale import _repeat
-from memscale._C import Recorder, SaveHandle, Trace, TraceError
+from memscale._C import Recorder, Trace, TraceError
 from memscale._fake import DATA_DEPENDENT_ERRORS, CannotTrace, KnownIntegersMode
 from memscale._optimizer_step import OptimizerLike
 from memscale._optimizer_step import trace_step as trace_optimizer_step
 from memscale._randomness import same_randomness
+from memscale._recorded import add_residents, mark_gradients, mark_returned, unpack
 from memscale._shell import Faker, make_shell
-from memscale.inputs import Call, LossFn, find_loss, tensors_in
-from memscale.layers import Layers, find_layers
+from memscale.inputs import Call, LossFn, find_loss
+from memscale.layers import find_layers
 
 __all__ = [
     "CannotTrace",
     "TracedStep",
-    "add_residents",
-    "mark_gradients",
-    "mark_returned",
     "trace_step",
-    "unpack",
 ]
 
 _log = logging.getLogger("memscale")
-
-# The unpack hook of what Recorder.save packs.
-unpack = SaveHandle.unpack
 
 # While a step is traced, a few attributes of torch and transformers are replaced.
 _ONE_AT_A_TIME = threading.RLock()
@@ -232,21 +226,6 @@ def _forward(
             return find_loss(call.run(shell), call, loss_fn)
 
 
-def mark_gradients(recorder: Recorder, parameters: Iterable[torch.Tensor]) -> None:
-    for parameter in parameters:
-        if parameter.grad is None:
-            continue
-        recorder.set_category(parameter.grad, "gradients")
-        if parameter.grad.layout is not torch.strided:
-            recorder.add_note("sparse gradients are not counted")
-
-
-def mark_returned(recorder: Recorder, output: Any) -> None:
-    """Tell the recorder what the model, which is the first layer, returns."""
-    for tensor in tensors_in(output):
-        recorder.set_returned(tensor)
-
-
 def _know(
     mode: KnownIntegersMode, fake: torch.Tensor, real: torch.Tensor
 ) -> torch.Tensor:
@@ -333,32 +312,6 @@ def _fakes_pass_for_real() -> Iterator[None]:
         yield
     finally:
         import_utils.is_fake_tensor = original
-
-
-def add_residents(
-    model: nn.Module, layers: Layers, recorder: Recorder
-) -> dict[str, int]:
-    """Tell the recorder of layers and their parameters; the layers' numbers."""
-    ids = {name: recorder.add_layer(name) for name in layers.modules}
-    for name, module in layers.modules.items():
-        # A block's member owns all that is in it, others only what is their own.
-        recurse = name in layers.blocks
-        for parameter in module.parameters(recurse=recurse):
-            for tensor in _inner_tensors(parameter):
-                recorder.add_resident(tensor, "parameters", ids[name])
-        for buffer in module.buffers(recurse=recurse):
-            recorder.add_resident(buffer, "buffers", ids[name])
-    return ids
-
-
-def _inner_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """The tensors that hold the bytes: of a quantised weight, those inside it."""
-    if not is_traceable_wrapper_subclass(tensor):
-        yield tensor
-        return
-    names, _ = tensor.__tensor_flatten__()
-    for name in names:
-        yield from _inner_tensors(getattr(tensor, name))
 
 
 def observe_layers(

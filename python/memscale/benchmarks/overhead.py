@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from memscale._C import Recorder
-from memscale.tracing import unpack
+from memscale._recorded import unpack
 
 __all__ = ["measure"]
 
