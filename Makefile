@@ -82,12 +82,13 @@ test-core: $(VENV)/.test-libraries ## torch-free layers only: build and test in 
 	@cmake --build --preset core-only -j $(JOBS) --target cpp_tests
 	@ctest --preset core-only
 
-test-sanitizers: $(VENV)/.test-libraries ## torch-free layers under ASAN + UBSAN and TSAN
-	@for kind in asan tsan; do \
-	  $(call say,torch-free tests under $$kind); \
-	  cmake --preset $$kind >/dev/null; \
-	  cmake --build --preset $$kind -j $(JOBS) --target cpp_tests; \
-	  ctest --preset $$kind; \
+test-sanitizers: $(VENV)/.test-libraries ## torch-free layers under ASAN + UBSAN, those with threads under TSAN
+	@for kind in asan:cpp_tests tsan:cpp_thread_tests; do \
+	  preset=$${kind%:*}; \
+	  $(call say,torch-free tests under $$preset); \
+	  cmake --preset $$preset >/dev/null; \
+	  cmake --build --preset $$preset -j $(JOBS) --target $${kind#*:}; \
+	  ctest --preset $$preset; \
 	done
 
 # A process for each core, whole files at a time. Threads that wait do not spin:

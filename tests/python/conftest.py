@@ -35,6 +35,7 @@ def sim_of() -> Iterator[Callable[[int | str], torch.device]]:
         for _ in range(20):
             if torch.accelerator.memory_allocated() == 0:
                 return
+            gc.unfreeze()  # untouched_process may have frozen an earlier test's
             gc.collect()
             time.sleep(0.01)
 

@@ -9,7 +9,7 @@ HERE = Path(__file__).parent
 PAGE = HERE.parents[1] / "docs" / "compatibility.md"
 
 
-def tests_in(*patterns: str) -> set[str]:
+def names_of_tests(*patterns: str) -> set[str]:
     return {
         name
         for pattern in patterns
@@ -21,10 +21,10 @@ def tests_in(*patterns: str) -> set[str]:
 def test_names_in_the_page_exist() -> None:
     named = set(re.findall(r"`(test_\w+)`", PAGE.read_text()))
     assert len(named) > 80
-    assert named - tests_in("test_compat_*.py", "test_wrap*.py") == set()
+    assert named - names_of_tests("test_compat_*.py", "test_wrap*.py") == set()
 
 
 def test_every_test_is_in_the_page() -> None:
     named = set(re.findall(r"`(test_\w+)`", PAGE.read_text()))
     ours = {"test_names_in_the_page_exist", "test_every_test_is_in_the_page"}
-    assert tests_in("test_compat_*.py", "test_wrap*.py") - named - ours == set()
+    assert names_of_tests("test_compat_*.py", "test_wrap*.py") - named - ours == set()

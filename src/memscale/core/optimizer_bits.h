@@ -18,7 +18,7 @@ inline constexpr std::int64_t kMin8BitElements = 4096;
 inline constexpr std::int64_t kStateBlock = 256;
 
 // Elements worked on at a time where a device has no kernel of ours.
-inline constexpr std::int64_t kStatePiece = 1 << 18;
+inline constexpr std::int64_t kStatePiece = 262'144;
 
 // The same step with 8-bit moments: each state of kMin8BitElements or more is a
 // byte for each element and a float for every 256 of them, smaller ones are

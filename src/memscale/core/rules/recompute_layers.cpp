@@ -170,8 +170,8 @@ std::vector<Forecast> forecast_frontier(const Question& question,
   return some;
 }
 
-bool fits_budget(const Question& question) {
-  const Bytes budget = *question.config.budget - question.margin;
+bool fits_budget(const Question& question, Bytes budget) {
+  budget -= question.margin;
   if (!question.config.enable_checkpointing) {
     const auto keep = uniform_rules(question, ReplayPolicy::Keep);
     return forecast(question, keep).peak <= budget;

@@ -11,8 +11,8 @@ namespace memscale {
 void apply_forecast(const Question& question, const Forecast& found,
                     Plan& plan);
 
-// Whether there is a plan under question.config.budget.
-bool fits_budget(const Question& question);
+// Whether there is a plan under the budget, with the margin of the question.
+bool fits_budget(const Question& question, Bytes budget);
 
 // The best plans there are, from the smallest peak to the fastest.
 std::vector<Forecast> forecast_frontier(const Question& question,
