@@ -63,16 +63,23 @@ Curve curve_of(const std::vector<Corner>& hull) {
 
 }  // namespace
 
-Wide CurveReader::at(std::int64_t place) {
-  const auto& segments = curve_.segments;
-  while (segment_ < segments.size() &&
-         place > begin_ + segments[segment_].length) {
-    const auto& segment = segments[segment_++];
-    value_ += segment.over(segment.length);
-    begin_ += segment.length;
+CurveTable::CurveTable(const Curve& curve) {
+  rows_.reserve(curve.segments.size() + 1);
+  std::int64_t place = curve.start;
+  Wide value = curve.base;
+  for (const Curve::Segment& segment : curve.segments) {
+    rows_.push_back({place, value, segment.steepness});
+    place += segment.length;
+    value += segment.over(segment.length);
   }
-  if (place <= begin_ || segment_ == segments.size()) return value_;
-  return value_ + segments[segment_].over(place - begin_);
+  rows_.push_back({place, value, 0});
+}
+
+CurveReader::CurveReader(const CurveTable& table, std::int64_t first)
+    : row_(std::ranges::partition_point(
+          table.rows_, [&](const auto& row) { return row.place < first; })),
+      end_(table.rows_.end()) {
+  if (row_ != table.rows_.begin()) --row_;
 }
 
 Bound::Bound(const Instance& instance, Wide host_price, std::vector<bool> tight)
@@ -136,12 +143,13 @@ Curve Bound::before_loose(std::size_t layer, const Curve& after) const {
 }
 
 Curve Bound::before_tight(std::size_t layer, const Curve& after) const {
+  const CurveTable table(after);
   std::vector<Corner> corners;
   for (const Item& item : instance_.layers[layer]) {
     // All that is held before this layer, and with it (places of `after`).
     const std::int64_t most =
         std::min(instance_.device_budget - item.need, room_[layer + 1]);
-    CurveReader reader(after);
+    CurveReader reader(table, after.start);
     const auto add = [&](std::int64_t place) {
       corners.push_back({item.held - place, reader.at(place) + cost(item)});
     };
@@ -156,13 +164,13 @@ Curve Bound::before_tight(std::size_t layer, const Curve& after) const {
   return curve_of(hull_of(std::move(corners)));
 }
 
-const Curve& Bound::after(std::size_t k) {
+const CurveTable& Bound::after(std::size_t k) {
   const std::size_t n = instance_.layers.size();
   const std::size_t block = k / block_;
   if (block != open_block_) {
     const std::size_t first = block * block_;
     const std::size_t end = std::min(first + block_, n + 1);
-    open_.assign(end - first, Curve());
+    open_.assign(end - first, CurveTable());
     Curve curve;
     curve.start = room_[n];
     std::size_t at = n;
@@ -171,7 +179,7 @@ const Curve& Bound::after(std::size_t k) {
       curve = marks_[at / block_];
     }
     for (;; --at) {
-      if (at < end) open_[at - first] = curve;
+      if (at < end) open_[at - first] = CurveTable(curve);
       if (at == first) break;
       curve = before(at - 1, curve);
     }
@@ -180,7 +188,7 @@ const Curve& Bound::after(std::size_t k) {
   return open_[k % block_];
 }
 
-Wide Bound::root() { return total(0, 0, CurveReader(after(0)).at(0)); }
+Wide Bound::root() { return total(0, 0, CurveReader(after(0), 0).at(0)); }
 
 Wide best_host_price(const Instance& instance) {
   std::int64_t most_host = 0;

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
 #include <span>
 #include <vector>
 
@@ -40,20 +41,39 @@ struct Curve {
   std::vector<Segment> segments;
 };
 
-// Reads a curve at ever larger places.
-class CurveReader final {
+// A curve's values where its segments begin, and one more where the last ends:
+// added up once, for many readers.
+class CurveTable final {
  public:
-  explicit CurveReader(const Curve& curve)
-      : curve_(curve), begin_(curve.start), value_(curve.base) {}
-
-  // Not above the curve, by less than one for each segment.
-  Wide at(std::int64_t place);
+  CurveTable() = default;
+  explicit CurveTable(const Curve& curve);
 
  private:
-  const Curve& curve_;
-  std::size_t segment_ = 0;
-  std::int64_t begin_;  // of the segment
-  Wide value_;          // there
+  friend class CurveReader;
+  struct Row {
+    std::int64_t place;
+    Wide value;
+    Wide steepness;  // from there on, see Curve::Segment
+  };
+  std::vector<Row> rows_;
+};
+
+// Reads a curve at ever larger places, from `first` on.
+class CurveReader final {
+ public:
+  CurveReader(const CurveTable& table, std::int64_t first);
+
+  // Not above the curve, by less than one for each segment.
+  Wide at(std::int64_t place) {
+    while (std::next(row_) != end_ && std::next(row_)->place < place) ++row_;
+    if (place <= row_->place) return row_->value;
+    return row_->value +
+           row_->steepness * (place - row_->place) / kSteepnessUnit;
+  }
+
+ private:
+  std::vector<CurveTable::Row>::const_iterator row_;
+  std::vector<CurveTable::Row>::const_iterator end_;
 };
 
 // Note [Bound of the rest]
@@ -77,7 +97,7 @@ class Bound final {
   Bound(const Instance& instance, Wide host_price, std::vector<bool> tight);
 
   // Of the layers after the first k. Costs least in the order k = 0, 1, ...
-  const Curve& after(std::size_t k);
+  const CurveTable& after(std::size_t k);
 
   // What a plan takes at least, if `ns` and `host` are spent so far, and
   // `rest` is from the curve.
@@ -103,7 +123,7 @@ class Bound final {
   // Curves at multiples of block_, and all those of one block.
   std::size_t block_;
   std::vector<Curve> marks_;
-  std::vector<Curve> open_;
+  std::vector<CurveTable> open_;
   std::size_t open_block_;
 };
 

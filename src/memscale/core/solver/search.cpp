@@ -74,7 +74,7 @@ class Pass {
 
  private:
   void add_layer(std::size_t k) {
-    const Curve& rest = bound_.after(k + 1);
+    const CurveTable& rest = bound_.after(k + 1);
     const std::int64_t room = instance_.device_budget - tails_[k + 1];
     const std::int64_t host_room = instance_.host_budget - host_tails_[k + 1];
     next_.clear();
@@ -84,7 +84,7 @@ class Pass {
       const Item& item = items[c];
       const std::int64_t most =
           std::min(room, instance_.device_budget - item.need);
-      CurveReader reader(rest);
+      CurveReader reader(rest, states_.front().held + item.held);
       for (std::uint32_t s = 0; s < states_.size(); ++s) {
         const State& state = states_[s];
         const std::int64_t held = state.held + item.held;
