@@ -83,11 +83,10 @@ test-core: $(VENV)/.test-libraries ## torch-free layers only: build and test in 
 	@ctest --preset core-only
 
 test-sanitizers: $(VENV)/.test-libraries ## torch-free layers under ASAN + UBSAN, those with threads under TSAN
-	@for kind in asan:cpp_tests tsan:cpp_thread_tests; do \
-	  preset=$${kind%:*}; \
+	@for preset in asan tsan; do \
 	  $(call say,torch-free tests under $$preset); \
 	  cmake --preset $$preset >/dev/null; \
-	  cmake --build --preset $$preset -j $(JOBS) --target $${kind#*:}; \
+	  cmake --build --preset $$preset -j $(JOBS); \
 	  ctest --preset $$preset; \
 	done
 

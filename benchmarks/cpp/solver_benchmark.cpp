@@ -44,7 +44,13 @@ void cuts(benchmark::State& state) {
 }
 BENCHMARK(cuts)->Arg(1)->Arg(10)->Arg(42)->Unit(benchmark::kMillisecond);
 
-void run_solver(benchmark::State& state, Problem problem) {
+using MakeLayers = Problem (*)(std::mt19937&, std::size_t, std::size_t, bool);
+
+void solve_layers(benchmark::State& state, MakeLayers make,
+                  std::size_t num_options, bool offloads) {
+  std::mt19937 random(1);
+  const auto num_layers = static_cast<std::size_t>(state.range(0));
+  Problem problem = make(random, num_layers, num_options, offloads);
   problem.device_budget = Bytes();
   const Bytes least = *solve(problem).smallest_budget;
   const Bytes most =
@@ -55,27 +61,15 @@ void run_solver(benchmark::State& state, Problem problem) {
   state.SetLabel(std::string(to_string(result.status)) + ", gap " +
                  std::to_string(result.gap()));
 }
-
-void solve_equal(benchmark::State& state) {
-  std::mt19937 random(1);
-  const auto num_layers = static_cast<std::size_t>(state.range(0));
-  run_solver(state, equal_layers(random, num_layers, 20, false));
-}
-void solve_equal_with_host(benchmark::State& state) {
-  std::mt19937 random(1);
-  const auto num_layers = static_cast<std::size_t>(state.range(0));
-  run_solver(state, equal_layers(random, num_layers, 14, true));
-}
-void solve_different(benchmark::State& state) {
-  std::mt19937 random(1);
-  const auto num_layers = static_cast<std::size_t>(state.range(0));
-  run_solver(state, different_layers(random, num_layers, 20, false));
-}
 #define MEMSCALE_SIZES \
   ArgsProduct({{12, 48, 1000}, {1, 5, 10, 15}})->Unit(benchmark::kMillisecond)
-BENCHMARK(solve_equal)->MEMSCALE_SIZES;
-BENCHMARK(solve_equal_with_host)->MEMSCALE_SIZES;
-BENCHMARK(solve_different)->MEMSCALE_SIZES;
+BENCHMARK_CAPTURE(solve_layers, equal, equal_layers, 20, false)->MEMSCALE_SIZES;
+BENCHMARK_CAPTURE(solve_layers, equal_with_host, equal_layers, 14, true)
+    ->MEMSCALE_SIZES;
+BENCHMARK_CAPTURE(solve_layers, different, different_layers, 20, false)
+    ->MEMSCALE_SIZES;
+BENCHMARK_CAPTURE(solve_layers, different_with_host, different_layers, 14, true)
+    ->MEMSCALE_SIZES;
 
 }  // namespace
 }  // namespace memscale

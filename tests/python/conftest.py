@@ -32,10 +32,11 @@ def sim_of() -> Iterator[Callable[[int | str], torch.device]]:
             return
         # Exceptions keep tensors in cycles (collecting always would cost 0.1 s a
         # test); autograd's thread may still be letting go of its last one.
-        for _ in range(20):
+        for attempt in range(20):
             if torch.accelerator.memory_allocated() == 0:
                 return
-            gc.unfreeze()  # untouched_process may have frozen an earlier test's
+            if attempt == 5:  # untouched_process may have frozen an earlier test's
+                gc.unfreeze()
             gc.collect()
             time.sleep(0.01)
 

@@ -23,7 +23,7 @@ bool quantise_optimizer(RuleContext& context) {
     return true;
   }
   if (!is_asked_for && question.config.budget && question.trace->saves_known &&
-      fits_budget(question, *question.config.budget)) {
+      fits_budget(question, *question.config.budget - question.margin)) {
     context.say("the budget can be met with the optimizer's state as it is");
     return true;
   }

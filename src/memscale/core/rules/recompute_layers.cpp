@@ -171,7 +171,6 @@ std::vector<Forecast> forecast_frontier(const Question& question,
 }
 
 bool fits_budget(const Question& question, Bytes budget) {
-  budget -= question.margin;
   if (!question.config.enable_checkpointing) {
     const auto keep = uniform_rules(question, ReplayPolicy::Keep);
     return forecast(question, keep).peak <= budget;

@@ -11,7 +11,7 @@ namespace memscale {
 void apply_forecast(const Question& question, const Forecast& found,
                     Plan& plan);
 
-// Whether there is a plan under the budget, with the margin of the question.
+// Whether some plan's predicted peak is within the budget.
 bool fits_budget(const Question& question, Bytes budget);
 
 // The best plans there are, from the smallest peak to the fastest.

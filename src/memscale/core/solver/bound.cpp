@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <limits>
 #include <utility>
 
@@ -65,21 +66,21 @@ Curve curve_of(const std::vector<Corner>& hull) {
 
 CurveTable::CurveTable(const Curve& curve) {
   rows_.reserve(curve.segments.size() + 1);
-  std::int64_t place = curve.start;
-  Wide value = curve.base;
+  Row row{curve.start, curve.base, 0};
   for (const Curve::Segment& segment : curve.segments) {
-    rows_.push_back({place, value, segment.steepness});
-    place += segment.length;
-    value += segment.over(segment.length);
+    row.steepness = segment.steepness;
+    rows_.push_back(row);
+    const std::int64_t end = row.place + segment.length;
+    row = {end, row.at(end), 0};
   }
-  rows_.push_back({place, value, 0});
+  rows_.push_back(row);
 }
 
 CurveReader::CurveReader(const CurveTable& table, std::int64_t first)
-    : row_(std::ranges::partition_point(
-          table.rows_, [&](const auto& row) { return row.place < first; })),
-      end_(table.rows_.end()) {
-  if (row_ != table.rows_.begin()) --row_;
+    : rest_(table.rows()) {
+  const auto row = std::ranges::partition_point(
+      rest_, [&](const auto& each) { return each.place < first; });
+  if (row != rest_.begin()) rest_ = {std::prev(row), rest_.end()};
 }
 
 Bound::Bound(const Instance& instance, Wide host_price, std::vector<bool> tight)
@@ -149,17 +150,16 @@ Curve Bound::before_tight(std::size_t layer, const Curve& after) const {
     // All that is held before this layer, and with it (places of `after`).
     const std::int64_t most =
         std::min(instance_.device_budget - item.need, room_[layer + 1]);
-    CurveReader reader(table, after.start);
-    const auto add = [&](std::int64_t place) {
-      corners.push_back({item.held - place, reader.at(place) + cost(item)});
+    const auto add = [&](std::int64_t place, Wide rest) {
+      corners.push_back({item.held - place, rest + cost(item)});
     };
-    std::int64_t place = after.start;
-    for (const Curve::Segment& segment : after.segments) {
-      if (place >= most) break;
-      add(place);
-      place += segment.length;
+    for (const CurveTable::Row& row : table.rows()) {
+      if (row.place >= most) {
+        add(most, CurveReader(table, most).at(most));
+        break;
+      }
+      add(row.place, row.value);
     }
-    add(std::min(place, most));
   }
   return curve_of(hull_of(std::move(corners)));
 }
@@ -188,7 +188,9 @@ const CurveTable& Bound::after(std::size_t k) {
   return open_[k % block_];
 }
 
-Wide Bound::root() { return total(0, 0, CurveReader(after(0), 0).at(0)); }
+Wide Bound::root() const {
+  return total(0, 0, CurveReader(CurveTable(marks_.front()), 0).at(0));
+}
 
 Wide best_host_price(const Instance& instance) {
   std::int64_t most_host = 0;

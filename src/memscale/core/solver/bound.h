@@ -2,7 +2,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <iterator>
 #include <span>
 #include <vector>
 
@@ -14,12 +13,12 @@ namespace memscale::solver {
 // Times in bounds are in 2^-20 ns, so that a price of host bytes is an integer.
 inline constexpr Wide kTimeUnit = power_of_two(20);
 
-// Divisions are slow; these are made once for each segment.
-inline constexpr Wide kSteepnessUnit = power_of_two(20);
-
 // Convex, never falling: a base, and from `start` on segments that rise ever
 // more steeply.
 struct Curve {
+  // Divisions are slow; these are made once for each segment.
+  static constexpr Wide kSteepnessUnit = power_of_two(20);
+
   struct Segment {
     std::int64_t length;  // bytes
     Wide rise;            // for each `run` bytes
@@ -31,10 +30,6 @@ struct Curve {
           rise(rises),
           run(bytes),
           steepness(rises * kSteepnessUnit / bytes) {}
-    // Over so many bytes, rounded down.
-    Wide over(std::int64_t bytes) const {
-      return steepness * bytes / kSteepnessUnit;
-    }
   };
   Wide base = 0;
   std::int64_t start = 0;
@@ -42,19 +37,27 @@ struct Curve {
 };
 
 // A curve's values where its segments begin, and one more where the last ends:
-// added up once, for many readers.
+// added up once, for many readers. Not above the curve, by less than one for
+// each segment.
 class CurveTable final {
  public:
-  CurveTable() = default;
-  explicit CurveTable(const Curve& curve);
-
- private:
-  friend class CurveReader;
   struct Row {
     std::int64_t place;
     Wide value;
     Wide steepness;  // from there on, see Curve::Segment
+
+    Wide at(std::int64_t other) const {
+      return other <= place
+                 ? value
+                 : value + steepness * (other - place) / Curve::kSteepnessUnit;
+    }
   };
+  CurveTable() = default;
+  explicit CurveTable(const Curve& curve);
+
+  std::span<const Row> rows() const { return rows_; }
+
+ private:
   std::vector<Row> rows_;
 };
 
@@ -63,17 +66,13 @@ class CurveReader final {
  public:
   CurveReader(const CurveTable& table, std::int64_t first);
 
-  // Not above the curve, by less than one for each segment.
   Wide at(std::int64_t place) {
-    while (std::next(row_) != end_ && std::next(row_)->place < place) ++row_;
-    if (place <= row_->place) return row_->value;
-    return row_->value +
-           row_->steepness * (place - row_->place) / kSteepnessUnit;
+    while (rest_.size() > 1 && rest_[1].place < place) rest_ = rest_.subspan(1);
+    return rest_.front().at(place);
   }
 
  private:
-  std::vector<CurveTable::Row>::const_iterator row_;
-  std::vector<CurveTable::Row>::const_iterator end_;
+  std::span<const CurveTable::Row> rest_;  // from the row for the last place on
 };
 
 // Note [Bound of the rest]
@@ -105,7 +104,7 @@ class Bound final {
     return kTimeUnit * ns + rest + host_price_ * (host - instance_.host_budget);
   }
   // Of all plans.
-  Wide root();
+  Wide root() const;
 
  private:
   Curve before(std::size_t layer, const Curve& after) const;
