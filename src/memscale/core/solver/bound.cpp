@@ -66,14 +66,14 @@ Curve curve_of(const std::vector<Corner>& hull) {
 
 CurveTable::CurveTable(const Curve& curve) {
   rows_.reserve(curve.segments.size() + 1);
-  Row row{curve.start, curve.base, 0};
+  std::int64_t place = curve.start;
+  Wide value = curve.base;
   for (const Curve::Segment& segment : curve.segments) {
-    row.steepness = segment.steepness;
-    rows_.push_back(row);
-    const std::int64_t end = row.place + segment.length;
-    row = {end, row.at(end), 0};
+    rows_.push_back({place, value, segment.steepness});
+    place += segment.length;
+    value += Curve::rise_over(segment.length, segment.steepness);
   }
-  rows_.push_back(row);
+  rows_.push_back({place, value, 0});
 }
 
 CurveReader::CurveReader(const CurveTable& table, std::int64_t first)

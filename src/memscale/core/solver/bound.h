@@ -18,6 +18,10 @@ inline constexpr Wide kTimeUnit = power_of_two(20);
 struct Curve {
   // Divisions are slow; these are made once for each segment.
   static constexpr Wide kSteepnessUnit = power_of_two(20);
+  // Rounded down.
+  static Wide rise_over(std::int64_t bytes, Wide steepness) {
+    return steepness * bytes / kSteepnessUnit;
+  }
 
   struct Segment {
     std::int64_t length;  // bytes
@@ -47,9 +51,8 @@ class CurveTable final {
     Wide steepness;  // from there on, see Curve::Segment
 
     Wide at(std::int64_t other) const {
-      return other <= place
-                 ? value
-                 : value + steepness * (other - place) / Curve::kSteepnessUnit;
+      if (other <= place) return value;
+      return value + Curve::rise_over(other - place, steepness);
     }
   };
   CurveTable() = default;
