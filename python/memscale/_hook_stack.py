@@ -1,9 +1,14 @@
-"""The calling thread's stack of saved-tensor hooks, and those who cannot bear any.
+"""The calling thread's stack of saved-tensor hooks, and what torch does not tell.
 
-``torch.func`` transforms refuse to run while saved-tensor hooks are on: they call
-``torch.autograd.graph.disable_saved_tensors_hooks``. While models are attached, that
-function takes our hooks off the stack for as long as it lasts: what is saved then is
-held by autograd itself, as without MemScale.
+While models are attached, two functions of torch are replaced:
+
+- ``torch.autograd.graph.disable_saved_tensors_hooks``: ``torch.func`` transforms call
+  it, as they refuse to run while saved-tensor hooks are on. It takes our hooks off the
+  stack for as long as it lasts: what is saved then is held by autograd itself, as
+  without MemScale.
+- ``torch.UntypedStorage.resize_``: reversible layers free activations with it that
+  autograd did not save. What recomputation still needs of them is copied first. No op
+  tells of this call, and afterwards the bytes are gone.
 """
 
 from __future__ import annotations
@@ -17,6 +22,8 @@ from typing import Any
 import torch.autograd.graph
 from torch._C import _autograd
 
+from memscale import _C
+
 __all__ = ["is_free", "pop", "push", "step_aside", "stop_stepping_aside"]
 
 _ours = threading.local()
@@ -27,7 +34,8 @@ _disable = torch.autograd.graph.disable_saved_tensors_hooks
 
 def top() -> Any:
     """The hooks that autograd would call now; None: it holds tensors itself."""
-    return _autograd._top_saved_tensors_default_hooks(False)
+    # True: also while ours are paused, in a custom Function.
+    return _autograd._top_saved_tensors_default_hooks(True)
 
 
 def is_free() -> bool:
@@ -68,6 +76,14 @@ def _disable_after_ours(error_message: str) -> Iterator[None]:
 
 functools.update_wrapper(_disable_after_ours, _disable)
 
+_resize = torch.UntypedStorage.resize_
+
+
+@functools.wraps(_resize)
+def _resize_after_copies(storage: torch.UntypedStorage, size: int) -> Any:
+    _C.before_resize(storage)
+    return _resize(storage, size)
+
 
 def step_aside() -> None:
     """From now on, for one more attached model."""
@@ -75,6 +91,7 @@ def step_aside() -> None:
     with _lock:
         _num_attached += 1
         torch.autograd.graph.disable_saved_tensors_hooks = _disable_after_ours
+        torch.UntypedStorage.resize_ = _resize_after_copies  # type: ignore[method-assign]
 
 
 def stop_stepping_aside() -> None:
@@ -83,3 +100,4 @@ def stop_stepping_aside() -> None:
         _num_attached -= 1
         if _num_attached == 0:
             torch.autograd.graph.disable_saved_tensors_hooks = _disable
+            torch.UntypedStorage.resize_ = _resize  # type: ignore[method-assign]

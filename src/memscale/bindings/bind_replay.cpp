@@ -1,4 +1,5 @@
 #include <pybind11/stl.h>
+#include <torch/csrc/Storage.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include <cstddef>
@@ -16,6 +17,7 @@
 #include "memscale/core/op_times.h"
 #include "memscale/core/replay_rules.h"
 #include "memscale/runtime/replay.h"
+#include "memscale/runtime/tape_lock.h"
 
 namespace py = pybind11;
 
@@ -43,6 +45,19 @@ std::map<std::string, std::size_t> counts(ReplayStats& stats) {
           {"nanoseconds_replayed", stats.nanoseconds_replayed}};
 }
 
+void wait_without_gil(std::mutex& mutex) {
+  if (Py_IsInitialized() == 0 || PyGILState_Check() == 0) return mutex.lock();
+  const py::gil_scoped_release released;
+  mutex.lock();
+}
+
+void before_resize(const py::handle& storage) {
+  TORCH_CHECK_TYPE(THPStorage_Check(storage.ptr()),
+                   "before_resize takes a torch.UntypedStorage");
+  Replay::before_resize(StoragePtr::unsafe_reclaim_from_nonowning(
+      THPStorage_Unpack(storage.ptr()).unsafeGetStorageImpl()));
+}
+
 std::map<std::string, std::size_t> reasons(ReplayStats& stats) {
   const std::lock_guard lock(stats.mutex);
   return stats.reasons;
@@ -65,7 +80,9 @@ void bind_replay(py::module_& m) {
            }),
            py::arg("policy"), py::arg("keep_set"), py::arg("min_bytes"));
 
+  set_wait_for_tape(&wait_without_gil);
   m.def("unpack_hook", &make_unpack_hook);
+  m.def("before_resize", &before_resize, py::arg("storage"));
   m.def("replay_policies", [] {
     py::list names;
     for (const auto& entry : EnumNames<ReplayPolicy>::kTable) {

@@ -57,7 +57,6 @@ PyObject* unpack(PyObject* /*self*/, PyObject* argument) {
   TORCH_CHECK_TYPE(Py_TYPE(argument) == save_type(),
                    "unpack takes a SavedTensor");
   const SavedTensor& save = *reinterpret_cast<SaveObject*>(argument)->save;
-  Replay::stop_watching(save);
   if (save.kept().defined()) return THPVariable_Wrap(save.unpack());
   at::Tensor tensor;
   {
@@ -81,12 +80,13 @@ py::object checked(PyObject* object) {
 
 }  // namespace
 
-py::object make_pack_hook(std::shared_ptr<Replay> replay) {
+py::object make_pack_hook(const std::shared_ptr<Replay>& replay) {
   static PyMethodDef method = {"pack", &pack, METH_O, nullptr};
-  const py::object capsule =
-      checked(PyCapsule_New(new std::shared_ptr<Replay>(std::move(replay)),
-                            kCapsule, &delete_replay));
-  return checked(PyCFunction_New(&method, capsule.ptr()));
+  const py::object capsule = checked(PyCapsule_New(
+      new std::shared_ptr<Replay>(replay), kCapsule, &delete_replay));
+  py::object hook = checked(PyCFunction_New(&method, capsule.ptr()));
+  replay->set_pack_hook(hook.ptr());
+  return hook;
 }
 
 py::object make_unpack_hook() {

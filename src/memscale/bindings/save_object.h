@@ -13,7 +13,7 @@ namespace memscale {
 // again as all that they do.
 
 // f(tensor) -> SavedTensor
-pybind11::object make_pack_hook(std::shared_ptr<Replay> replay);
+pybind11::object make_pack_hook(const std::shared_ptr<Replay>& replay);
 // f(save) -> tensor
 pybind11::object make_unpack_hook();
 

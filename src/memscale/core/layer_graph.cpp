@@ -158,8 +158,9 @@ std::vector<Builder::Write> Builder::writes_of(const Op& op,
 // As Tape::why_not and Tape::end_op see it.
 bool Builder::can_replay(const Op& op, const ReplayRules& known,
                          const std::vector<Write>& writes) const {
-  if (op.in_function || !known.never.empty() || known.is_factory ||
-      may_accumulate(op.name) || (rules_.on_cuda && known.unordered_on_cuda)) {
+  if (op.in_function || op.may_write || !known.never.empty() ||
+      known.is_factory || may_accumulate(op.name) ||
+      (rules_.on_cuda && known.unordered_on_cuda)) {
     return false;
   }
   const bool all_known = std::ranges::all_of(op.inputs, [&](ValueId input) {
@@ -258,7 +259,10 @@ void Builder::add_saves() {
     }
     // Let go before backward: nobody will ask for it.
     if (save.released.valid() && save.released.index() < num_forward_) continue;
-    graph_.states[state_of(save.value)].is_saved = true;
+    const std::size_t state = state_of(save.value);
+    graph_.states[state].is_saved = true;
+    // Autograd itself holds it.
+    if (save.by_function) held_.insert(storage_[state]);
   }
 }
 

@@ -90,19 +90,24 @@ void PredictedCall::run(OpId id) {
 }
 
 void PredictedCall::before_writes(const Op& op) {
-  if (!op.mutates || claims_.empty()) return;
-  for (const ValueId output : op.outputs) {
-    const Value& value = step_.plain.at(output);
-    if (!value.storage.valid() ||
-        value.version <= step_.versions[value.storage.index()]) {
-      continue;
-    }
-    const auto found = claims_.find(value.storage);
-    if (found == claims_.end()) continue;
+  if (claims_.empty()) return;
+  const auto before_write = [&](StorageId storage) {
+    const auto found = claims_.find(storage);
+    if (found == claims_.end()) return;
     for (const Claim& claim : found->second) {
       claim.tape->before_write(claim.state);
     }
     claims_.erase(found);
+  };
+  for (const ValueId input : op.inputs) {
+    if (op.may_write) before_write(step_.plain.at(input).storage);
+  }
+  for (const ValueId output : op.outputs) {
+    const Value& value = step_.plain.at(output);
+    if (op.mutates && value.storage.valid() &&
+        value.version > step_.versions[value.storage.index()]) {
+      before_write(value.storage);
+    }
   }
 }
 
@@ -132,6 +137,7 @@ void PredictedCall::save(std::size_t index) {
       step_.plain.at(step_.plain.saves[index].value).storage;
   if (!storage.valid()) return;
   step_.holders.hold(storage);
+  if (step_.plain.saves[index].by_function) return;
   if (tape_ != nullptr && !tape_->decide(index)) return;
   const auto found = claims_.find(storage);
   if (found == claims_.end()) return;

@@ -64,6 +64,7 @@ bool PredictedTape::is_expensive(const Op& op, const ReplayRules& rules) const {
 PredictedTape::Access PredictedTape::access_of(const Op& op, const Value& value,
                                                const ReplayRules& rules) const {
   const Trace& plain = step_.plain;
+  if (op.may_write) return Access::Update;
   if (rules.updates_statistics &&
       plain.at(value.storage).category == Category::Buffer) {
     const bool trains = std::ranges::any_of(
@@ -94,6 +95,7 @@ void PredictedTape::begin_op(OpId id) {
   running.node.op = id;
   running.why = why_not(op, rules);
   running.expensive = is_expensive(op, rules);
+  holds_ = !op.no_grad && !op.in_function;
   // By its schema this one returns something new.
   const bool is_view = op.view && op.name != "aten::_unsafe_view";
   for (const ValueId input : op.inputs) {
@@ -165,6 +167,7 @@ PredictedTape::StateId PredictedTape::read_state(Running& running,
 }
 
 void PredictedTape::hold_here(StateId id) {
+  if (!holds_) return;
   hold(states_[id], states_[id].storage);
   held_here_.push_back(id);
 }
@@ -200,10 +203,10 @@ PredictedTape::StateId PredictedTape::new_state(StorageId storage,
   state.why = why;
   state.section = section_;
   current_[storage] = id;
-  if (why != Why::Replayed) {
-    hold(state, storage);
-  } else {
+  if (why == Why::Replayed) {
     state.maker = maker;
+  } else if (holds_) {
+    hold(state, storage);
   }
   return id;
 }

@@ -201,6 +201,7 @@ class PredictedTape final {
   std::size_t num_ops_ = 0;
   bool follows_keep_set_ = false;
   bool open_ = true;
+  bool holds_ = true;
   std::uint32_t section_ = 0;
   StateId first_of_section_ = 0;
   std::vector<StateId> crossing_;

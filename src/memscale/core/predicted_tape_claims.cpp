@@ -63,7 +63,8 @@ void PredictedTape::decide_again() {
   for (const auto& [save, id] : std::exchange(undecided_, {})) {
     State& state = states_[id];
     state.is_saved = false;
-    if (state.held.valid() || !can_claim(id) || !is_worth_dropping(id)) {
+    if (state.held.valid() || !has_original(state) || !can_claim(id) ||
+        !is_worth_dropping(id)) {
       state.is_saved = true;
       continue;
     }

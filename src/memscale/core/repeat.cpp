@@ -149,7 +149,8 @@ Section append(TraceBuilder& builder, const Section& model,
     const OpId op = trace.saves[i].op;
     trace.saves.push_back(
         {.op = op.valid() ? OpId(renamed.op(op.index())) : OpId(),
-         .value = value(trace.saves[i].value)});
+         .value = value(trace.saves[i].value),
+         .by_function = trace.saves[i].by_function});
   }
   builder.index_values_from(first_value);
   return copy;
@@ -190,7 +191,7 @@ class Comparison {
       const Save& x = trace_.saves[a.saves.begin + i];
       const Save& y = trace_.saves[b.saves.begin + i];
       if (!same(x.value, y.value) || !same(x.op, y.op) ||
-          !same(x.released, y.released)) {
+          !same(x.released, y.released) || x.by_function != y.by_function) {
         return str("save ", i, " is another");
       }
     }

@@ -118,8 +118,13 @@ struct Op {
   bool view = false;             // returns its input's bytes, computes nothing
   bool opaque = false;       // a kernel that torch does not know from inside
   bool in_function = false;  // inside a custom autograd.Function
-  std::int64_t flops = 0;    // multiply and add are two
-  Bytes moved;               // read and written, at least
+  // It may have written every tensor that it was given, whatever its schema
+  // says: see Note [Unseen writes].
+  bool may_write = false;
+  // It ran in forward with gradients switched off.
+  bool no_grad = false;
+  std::int64_t flops = 0;  // multiply and add are two
+  Bytes moved;             // read and written, at least
   Bytes workspace;  // a kernel's own scratch while it runs, on its device
   // False: nobody knows the workspace; `workspace` is then zero.
   bool workspace_known = false;
@@ -134,6 +139,8 @@ struct Save {
   OpId op{};  // invalid: saved before the first op
   ValueId value;
   OpId released{};  // invalid: held beyond the step
+  // A custom autograd.Function saved it: autograd itself holds it, always.
+  bool by_function = false;
 
   bool operator==(const Save&) const = default;
 };

@@ -126,8 +126,9 @@ void TraceBuilder::set_returned(StorageId storage) {
   trace_.storages.at(storage.index()).returned = true;
 }
 
-std::size_t TraceBuilder::add_save(ValueId value) {
-  trace_.saves.push_back({.op = last_op(), .value = value});
+std::size_t TraceBuilder::add_save(ValueId value, bool by_function) {
+  trace_.saves.push_back(
+      {.op = last_op(), .value = value, .by_function = by_function});
   return trace_.saves.size() - 1;
 }
 

@@ -55,7 +55,8 @@ class TraceBuilder final {
   void set_returned(StorageId storage);
 
   // The gradient of the op that runs (or ran last) needs the value.
-  std::size_t add_save(ValueId value);
+  // `by_function`: it is a custom Function's.
+  std::size_t add_save(ValueId value, bool by_function = false);
   void release_save(std::size_t save);
 
   void set_phase(Phase phase) { phase_ = phase; }

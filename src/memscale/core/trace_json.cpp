@@ -19,8 +19,8 @@ static void each_field(Is<Layer> auto& layer, auto&& field) {
 
 static void each_field(Is<Op> auto& op, auto&& field) {
   auto& [name, phase, layer, forward, inputs, outputs, random, mutates, view,
-         opaque, in_function, flops, moved, workspace, workspace_known,
-         nanoseconds] = op;
+         opaque, in_function, may_write, no_grad, flops, moved, workspace,
+         workspace_known, nanoseconds] = op;
   field("name", name);
   field("phase", phase);
   field("layer", layer);
@@ -32,6 +32,8 @@ static void each_field(Is<Op> auto& op, auto&& field) {
   field("view", view);
   field("opaque", opaque);
   field("in_function", in_function);
+  field("may_write", may_write);
+  field("no_grad", no_grad);
   field("flops", flops);
   field("moved", moved);
   field("workspace", workspace);
@@ -64,10 +66,11 @@ static void each_field(Is<Storage> auto& storage, auto&& field) {
 }
 
 static void each_field(Is<Save> auto& save, auto&& field) {
-  auto& [op, value, released] = save;
+  auto& [op, value, released, by_function] = save;
   field("op", op);
   field("value", value);
   field("released", released);
+  field("by_function", by_function);
 }
 
 static void each_field(Is<Trace> auto& trace, auto&& field) {
@@ -84,7 +87,7 @@ static void each_field(Is<Trace> auto& trace, auto&& field) {
 namespace {
 
 // Ours is 4: trace, array, object, array. Anything deeper is not a trace.
-constexpr json::Form<TraceError> kForm = {"memscale-trace", 1, "a trace", 8};
+constexpr json::Form<TraceError> kForm = {"memscale-trace", 2, "a trace", 8};
 
 }  // namespace
 

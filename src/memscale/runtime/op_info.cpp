@@ -17,6 +17,16 @@ bool is_alias(const c10::Argument& result) {
   return result.alias_info() != nullptr;
 }
 
+// Whether a foreign operator's schema says what it writes. That of a collective
+// does not; who tags an operator as fit for torch.compile (torch.library does
+// so for custom_op and triton_op) has promised that it does.
+bool is_vouched_for(const c10::OperatorHandle& handle) {
+  const std::string& name = handle.schema().name();
+  return name.starts_with("aten::") || name.starts_with("torchvision::") ||
+         name.starts_with("memscale::") || name.starts_with("profiler::") ||
+         handle.hasTag(at::Tag::pt2_compliant_tag);
+}
+
 std::unique_ptr<const OpInfo> make_op_info(const c10::OperatorHandle& handle) {
   const c10::FunctionSchema& schema = handle.schema();
   const std::string& overload = schema.overload_name();
@@ -25,6 +35,7 @@ std::unique_ptr<const OpInfo> make_op_info(const c10::OperatorHandle& handle) {
       .random = handle.hasTag(at::Tag::nondeterministic_seeded),
       .mutates = schema.is_mutable(),
       .opaque = !schema.name().starts_with("aten::"),
+      .may_write = !is_vouched_for(handle),
       .ignored = schema.name().starts_with("profiler::"),
       .is_view = !schema.is_mutable() && !schema.returns().empty() &&
                  std::ranges::all_of(schema.returns(), is_alias),

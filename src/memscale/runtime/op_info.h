@@ -18,7 +18,9 @@ struct OpInfo {
   std::string name;  // "aten::add.Tensor"
   bool random = false;
   bool mutates = false;
-  bool opaque = false;   // not one of torch's own
+  bool opaque = false;  // not one of torch's own
+  // It may write every tensor that it is given: Note [Unseen writes].
+  bool may_write = false;
   bool ignored = false;  // bookkeeping of profilers
   // All its results are views of its arguments, and it writes nothing.
   bool is_view = false;

@@ -2,6 +2,7 @@
 
 #include <ATen/Parallel.h>
 #include <ATen/SequenceNumber.h>
+#include <c10/core/GradMode.h>
 
 #include <algorithm>
 #include <string_view>
@@ -11,6 +12,7 @@
 #include "memscale/core/op_facts.h"
 #include "memscale/runtime/memory_tracker.h"
 #include "memscale/runtime/tensor_kinds.h"
+#include "memscale/runtime/unseen_writes.h"
 
 namespace memscale {
 namespace {
@@ -31,6 +33,8 @@ Recorder* current_recorder() {
 
 }  // namespace
 
+bool Recorder::is_in_function() { return function_depth > 0; }
+
 struct Recorder::OpContext final : at::ObserverContext {
   enum class Kind { Op, Recomputed, Node, Function };
   explicit OpContext(Kind what) : kind(what) {}
@@ -38,7 +42,7 @@ struct Recorder::OpContext final : at::ObserverContext {
   const OpInfo* info = nullptr;
   std::vector<StorageId> written;
   std::unique_ptr<MemoryTracker> tracker;
-  std::vector<at::Tensor> arguments;  // of a recomputed op
+  std::vector<at::Tensor> arguments;  // of a recomputed op, or of a Function
   StorageId accumulated;  // the op adds to this storage in place of a new one
 };
 
@@ -106,11 +110,15 @@ std::unique_ptr<at::ObserverContext> Recorder::on_start(
   }
   const OpInfo* info = find_op_info(fn);
   if (info == nullptr) {
-    if (std::string_view(fn.name()).starts_with("autograd::engine::")) {
-      return nullptr;
-    }
+    if (!is_custom_function(fn)) return nullptr;
     ++function_depth;
-    return std::make_unique<OpContext>(Kind::Function);
+    auto context = std::make_unique<OpContext>(Kind::Function);
+    if (function_depth == 1) {
+      for_each_unseen_write(fn, [&](const at::Tensor& tensor) {
+        context->arguments.push_back(tensor);
+      });
+    }
+    return context;
   }
   if (info->ignored || !recorder->leaf_ops_.contain(*info, fn)) return nullptr;
   const bool recomputed = recorder->recomputed_.has_value();
@@ -142,6 +150,8 @@ void Recorder::on_end(const at::RecordFunction& fn,
       return;
     case OpContext::Kind::Function:
       --function_depth;
+      if (recorder == nullptr) return;
+      recorder->guarded([&] { recorder->end_function(ours->arguments); });
       return;
     case OpContext::Kind::Op:
       --leaf_depth;
@@ -169,18 +179,18 @@ void Recorder::begin_op(const OpInfo& info, const at::RecordFunction& fn,
   op.mutates = info.mutates;
   op.opaque = info.opaque;
   op.in_function = function_depth > 0;
+  op.may_write = info.may_write;
+  op.no_grad =
+      builder_.phase() == Phase::Forward && !c10::GradMode::is_enabled();
   // Nobody can tell a foreign kernel's workspace; where it really runs, see it.
   if (info.opaque && !is_fake_run_) {
     context.tracker = std::make_unique<MemoryTracker>(device_);
     context.tracker->start();
   }
-  for (const std::size_t index : info.written) {
-    if (index >= fn.inputs().size()) continue;
-    for_each_tensor(fn.inputs()[index], [&](const at::Tensor& tensor) {
-      const StorageId id = storage_id(*tensor.unsafeGetTensorImpl());
-      if (id.valid()) context.written.push_back(id);
-    });
-  }
+  for_each_written(info, fn, [&](const at::Tensor& tensor) {
+    const StorageId id = storage_id(*tensor.unsafeGetTensorImpl());
+    if (id.valid()) context.written.push_back(id);
+  });
   if (builder_.phase() == Phase::Backward) {
     op.forward = node_op_;
     if ((node_depth == 0 && accumulates_in_place(fn)) ||
@@ -193,6 +203,16 @@ void Recorder::begin_op(const OpInfo& info, const at::RecordFunction& fn,
   if (builder_.phase() == Phase::Forward &&
       std::this_thread::get_id() == forward_thread_) {
     numbered_.push_back({at::sequence_number::peek(), builder_.layer(), id});
+  }
+}
+
+// See Note [Unseen writes].
+void Recorder::end_function(const std::vector<at::Tensor>& arguments) {
+  const std::lock_guard lock(mutex_);
+  if (builder_.phase() != Phase::Forward) return;
+  for (const at::Tensor& tensor : arguments) {
+    const StorageId id = storage_id(*tensor.unsafeGetTensorImpl());
+    if (id.valid()) builder_.bump_version(id);
   }
 }
 

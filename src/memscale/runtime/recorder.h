@@ -154,6 +154,7 @@ class Recorder final : public c10::DebugInfoBase,
   void begin_op(const OpInfo& info, const at::RecordFunction& fn,
                 OpContext& context);
   void end_op(const at::RecordFunction& fn, OpContext& context);
+  void end_function(const std::vector<at::Tensor>& arguments);
   void cancel_op();
   void end_recomputed_op(const at::RecordFunction& fn, const OpInfo& info,
                          const std::vector<at::Tensor>& arguments);
@@ -170,6 +171,7 @@ class Recorder final : public c10::DebugInfoBase,
   void maybe_free(StorageId storage);
   void unpin(StorageId storage);  // one save fewer
   Holders& holders(StorageId storage);
+  static bool is_in_function();  // whether this thread is in a custom one
   bool accumulates_in_place(const at::RecordFunction& fn) const;
   bool fills_new_zeros(const OpInfo& info, const Op& op) const;
   LayerCall new_call(LayerId layer, const std::vector<at::Tensor>& parameters,

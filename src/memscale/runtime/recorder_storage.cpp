@@ -181,7 +181,7 @@ Recorder::Saved Recorder::save(const at::Tensor& tensor, bool hold) {
     ++holders(storage).saves;
     holders(storage).references += saved.references;
   }
-  saved.save = builder_.add_save(value);
+  saved.save = builder_.add_save(value, is_in_function());
   return saved;
 }
 

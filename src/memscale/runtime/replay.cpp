@@ -1,94 +1,21 @@
 #include "memscale/runtime/replay.h"
 
+#include <ATen/SavedTensorHooks.h>
 #include <ATen/record_function.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/InferenceMode.h>
 
 #include <chrono>
 #include <optional>
-#include <string_view>
-#include <unordered_map>
 #include <utility>
 
+#include "memscale/runtime/claims.h"
 #include "memscale/runtime/op_info.h"
 #include "memscale/runtime/tensor_kinds.h"
 #include "memscale/runtime/unobserved.h"
+#include "memscale/runtime/unseen_writes.h"
 
 namespace memscale {
-
-// Storages that closed tapes of this thread's calls hold, or would replay.
-class Claims final {
- public:
-  void add(const std::shared_ptr<Tape>& tape) {
-    last_forgotten_ = nullptr;
-    for (Tape::Claim& claim : tape->close()) {
-      claims_.emplace(
-          claim.storage.get(),
-          Claimed{tape, claim.state, WeakStoragePtr(claim.storage)});
-    }
-  }
-
-  // What tapes need of these bytes has to be copied before they are written.
-  void before_write(const at::Tensor& tensor) {
-    const auto [begin, end] = find(tensor);
-    for (auto it = begin; it != end; ++it) {
-      if (const auto of = it->second.tape.lock()) {
-        of->before_write(it->second.state, tensor);
-      }
-    }
-    claims_.erase(begin, end);
-  }
-
-  // Autograd holds this tensor for a later layer: an earlier one need not
-  // replay it.
-  void offer(const at::Tensor& tensor) {
-    const auto [begin, end] = find(tensor);
-    for (auto it = begin; it != end; ++it) {
-      if (const auto of = it->second.tape.lock()) {
-        of->offer(it->second.state, own_storage(tensor));
-      }
-    }
-  }
-
-  // Forgets what no tape needs any longer. Whether anything is left.
-  bool forget_unneeded() {
-    std::erase_if(claims_, [](const auto& entry) {
-      const auto of = entry.second.tape.lock();
-      return of == nullptr || !of->needs_original(entry.second.state);
-    });
-    return !claims_.empty();
-  }
-
-  // This tape is being replayed; those of other calls and layers are not.
-  void forget(const Tape& tape) {
-    if (last_forgotten_ == &tape) return;
-    last_forgotten_ = &tape;
-    std::erase_if(claims_, [&](const auto& entry) {
-      const auto of = entry.second.tape.lock();
-      return of == nullptr || of.get() == &tape;
-    });
-  }
-
-  bool empty() const { return claims_.empty(); }
-
- private:
-  struct Claimed {
-    std::weak_ptr<Tape> tape;
-    Tape::StateId state;
-    WeakStoragePtr storage;  // so that its address stays its own
-  };
-  using Map = std::unordered_multimap<const c10::StorageImpl*, Claimed>;
-
-  std::pair<Map::iterator, Map::iterator> find(const at::Tensor& tensor) {
-    if (!is_plain(*tensor.unsafeGetTensorImpl())) {
-      return {claims_.end(), claims_.end()};
-    }
-    return claims_.equal_range(tensor.storage().unsafeGetStorageImpl());
-  }
-
-  Map claims_;
-  const Tape* last_forgotten_ = nullptr;  // of many saves; only compared
-};
 
 // One call of a model, in one thread.
 struct Replay::Call {
@@ -120,14 +47,9 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Note [After the call]
-// What a call returned, was given, or read (parameters) may be changed in place
-// by its caller before backward; eager does not mind unless autograd saved it.
-// So the observer stays while such bytes are claimed, each tape's until
-// backward asks for one of its saves; they are copied before a write as within
-// the call.
 thread_local std::unique_ptr<Replay::Call> current_call;
-thread_local Claims claims;
+
+Claims& claims = Claims::of_process();
 
 // Our observer of this thread, asked of torch itself: backward restores what
 // there was when it began, whatever was added or removed inside of it.
@@ -147,6 +69,8 @@ struct Replay::OpContext final : at::ObserverContext {
   explicit OpContext(const OpInfo* op) : info(op) {}
   const OpInfo* const info;
   Clock::time_point start;
+  std::vector<at::Tensor> arguments;  // of a Function: aliases
+  bool has_paused_hooks = false;
 };
 
 Replay::Replay(c10::Device device, std::vector<TapeRules> layers)
@@ -212,12 +136,6 @@ void Replay::leave(const std::vector<at::Tensor>& outputs) {
   }
 }
 
-void Replay::stop_watching(const SavedTensor& save) {
-  if (current_call == nullptr && save.tape() != nullptr && !claims.empty()) {
-    claims.forget(*save.tape());
-  }
-}
-
 bool Replay::is_entered() const {
   return current_call != nullptr && current_call->replay.get() == this;
 }
@@ -232,6 +150,14 @@ void Replay::leave_layer() {
   if (!is_entered() || current_call->layers.size() == 1) return;
   current_call->layers.pop_back();
   current_call->change_layer();
+}
+
+void Replay::before_resize(const StoragePtr& storage) {
+  if (Unobserved::is_on()) return;
+  claims.before_write(storage);
+  if (current_call != nullptr && current_call->tape != nullptr) {
+    current_call->tape->before_resize(storage);
+  }
 }
 
 std::shared_ptr<SavedTensor> Replay::pack(const at::Tensor& tensor) {
@@ -269,18 +195,71 @@ void Replay::Call::close_tape() {
 
 namespace {
 
+// What closed tapes need of what this op is about to write is copied.
 void before_writes(const OpInfo& info, const at::RecordFunction& fn) {
-  const auto check = [&](std::size_t index) {
-    if (index >= fn.inputs().size()) return;
-    for_each_tensor(fn.inputs()[index], [](const at::Tensor& tensor) {
-      claims.before_write(tensor);
-    });
+  const auto before_write = [](const at::Tensor& tensor) {
+    claims.before_write(tensor);
   };
-  for (const std::size_t index : info.written) check(index);
-  for (const std::size_t index : info.statistics) check(index);
+  if (is_in_dispatch_mode()) {
+    for (const c10::IValue& input : fn.inputs()) {
+      for_each_tensor(input, before_write);
+    }
+    return;
+  }
+  for_each_written(info, fn, before_write);
+  for (const std::size_t index : info.statistics) {
+    if (index < fn.inputs().size()) {
+      for_each_tensor(fn.inputs()[index], before_write);
+    }
+  }
 }
 
 }  // namespace
+
+// A custom Function begins: Note [Unseen writes].
+std::unique_ptr<at::ObserverContext> Replay::begin_function(
+    const at::RecordFunction& fn) {
+  auto context = std::make_unique<OpContext>(nullptr);
+  Call* const call = current_call.get();
+  if (call == nullptr || call->function_depth == 0) {
+    for_each_unseen_write(fn, [&](const at::Tensor& tensor) {
+      claims.before_write(tensor);
+      if (call != nullptr && is_plain(*tensor.unsafeGetTensorImpl())) {
+        context->arguments.push_back(alias_of(tensor));
+      }
+    });
+  }
+  if (call == nullptr) return nullptr;
+  if (++call->function_depth > 1) return context;
+  try {
+    if (call->tape != nullptr) call->tape->begin_function(context->arguments);
+  } catch (const std::exception&) {  // no memory
+    call->close_tape();
+  }
+  // Autograd holds what a Function saves, as without us: even the parameters
+  // that its backward is given are the user's own objects.
+  const auto hooks = at::SavedTensorDefaultHooks::get_hooks();
+  if (hooks && hooks->first.ptr(&hooks->first.pyinterpreter()) ==
+                   call->replay->pack_hook_) {
+    at::SavedTensorDefaultHooks::set_tracing(true);
+    context->has_paused_hooks = true;
+  }
+  return context;
+}
+
+void Replay::end_function(const OpContext& context) {
+  if (context.has_paused_hooks) {
+    at::SavedTensorDefaultHooks::set_tracing(false);
+  }
+  Call* const call = current_call.get();
+  if (call == nullptr) return;
+  if (--call->function_depth > 0 || call->tape == nullptr) return;
+  try {
+    call->tape->end_function(context.arguments);
+  } catch (const std::exception&) {
+    call->close_tape();
+  }
+}
 
 std::unique_ptr<at::ObserverContext> Replay::on_start(
     const at::RecordFunction& fn) {
@@ -291,14 +270,11 @@ std::unique_ptr<at::ObserverContext> Replay::on_start(
   }
   const OpInfo* info = find_op_info(fn);
   if (info == nullptr) {
-    if (call == nullptr ||
-        std::string_view(fn.name()).starts_with("autograd::engine::")) {
-      return nullptr;
-    }
-    ++call->function_depth;
-    return std::make_unique<OpContext>(nullptr);
+    return is_custom_function(fn) ? begin_function(fn) : nullptr;
   }
-  if ((info->mutates || info->rules.updates_statistics) && !claims.empty()) {
+  if (!claims.empty() &&
+      (info->mutates || info->may_write || info->rules.updates_statistics ||
+       is_in_dispatch_mode())) {
     before_writes(*info, fn);
   }
   if (call == nullptr || info->ignored) return nullptr;
@@ -326,11 +302,9 @@ void Replay::on_end(const at::RecordFunction& fn,
                     at::ObserverContext* context) {
   auto* const ours = static_cast<OpContext*>(context);
   Call* const call = current_call.get();
-  if (ours == nullptr || call == nullptr) return;
-  if (ours->info == nullptr) {
-    --call->function_depth;
-    return;
-  }
+  if (ours == nullptr) return;
+  if (ours->info == nullptr) return end_function(*ours);
+  if (call == nullptr) return;
   --call->leaf_depth;
   try {
     if (call->settings.times != nullptr) {

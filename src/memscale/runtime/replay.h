@@ -51,8 +51,12 @@ class Replay final : public std::enable_shared_from_this<Replay> {
   bool is_entered() const;
 
   std::shared_ptr<SavedTensor> pack(const at::Tensor& tensor);
-  // Backward asks for this one in this thread. See Note [After the call].
-  static void stop_watching(const SavedTensor& save);
+  // The object that autograd calls for pack(), if it is one of Python's: told
+  // apart from hooks of others, never called.
+  void set_pack_hook(const void* hook) { pack_hook_ = hook; }
+
+  // A storage is about to be resized by hand, which no op tells. Any thread.
+  static void before_resize(const StoragePtr& storage);
 
   ReplayStats& stats() { return *stats_; }
 
@@ -64,6 +68,9 @@ class Replay final : public std::enable_shared_from_this<Replay> {
       const at::RecordFunction& fn);
   static void on_end(const at::RecordFunction& fn,
                      at::ObserverContext* context);
+  static std::unique_ptr<at::ObserverContext> begin_function(
+      const at::RecordFunction& fn);
+  static void end_function(const OpContext& context);
 
   const LeafOps leaf_ops_;
   // Replaced, never changed: calls of other threads read the one they have.
@@ -77,6 +84,7 @@ class Replay final : public std::enable_shared_from_this<Replay> {
   mutable std::mutex mutex_;  // of settings_
   Settings settings_;
   const std::shared_ptr<ReplayStats> stats_;
+  const void* pack_hook_ = nullptr;
 };
 
 }  // namespace memscale

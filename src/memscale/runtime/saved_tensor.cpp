@@ -58,7 +58,7 @@ at::Tensor SavedTensor::unpack() const {
     throw_modified(what, maker, counter_.current_version(), version_);
   }
   if (kept_.defined()) return kept_;
-  return geometry_->over(tape_->materialise(state_));
+  return tape_->materialise(state_, *geometry_);
 }
 
 bool is_changed_in_backward(const at::Tensor& parameter) {

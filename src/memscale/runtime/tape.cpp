@@ -11,6 +11,7 @@
 #include "memscale/runtime/tape_lock.h"
 #include "memscale/runtime/tape_reasons.h"
 #include "memscale/runtime/tensor_kinds.h"
+#include "memscale/runtime/unseen_writes.h"
 
 namespace memscale {
 namespace {
@@ -71,6 +72,7 @@ const char* Tape::why_not(const OpInfo& info,
                           c10::ArrayRef<const c10::IValue> inputs,
                           bool in_function) const {
   if (in_function) return kInFunction;
+  if (is_in_dispatch_mode()) return kMode;
   if (!info.rules.never.empty()) return info.rules.never.data();
   if (inputs.size() != info.handle.schema().arguments().size()) {
     return kArguments;
@@ -99,6 +101,14 @@ void Tape::begin_op(const OpInfo& info, c10::ArrayRef<const c10::IValue> inputs,
   running.node.op = &info;
   running.why = why_not(info, inputs, in_function);
   running.expensive = is_expensive(info, inputs);
+  holds_ = c10::GradMode::is_enabled() && !in_function;
+  if (info.may_write || running.why == kMode) {
+    for (const c10::IValue& input : inputs) {
+      for_each_tensor(input, [&](const at::Tensor& tensor) {
+        begin_write(tensor, Access::Update);
+      });
+    }
+  }
   const bool updates =
       info.rules.updates_statistics &&
       inputs.size() == info.handle.schema().arguments().size() &&
@@ -177,19 +187,7 @@ void Tape::add_tensor(const at::Tensor& tensor, std::size_t argument,
       !Geometry(impl).covers(storage->nbytes())) {
     access = Access::Update;
   }
-  if (access != Access::Read && !is_written_now(storage)) {
-    const StateId old = find_state(tensor);
-    copy_out(states_[old], tensor);
-    // From here on nobody may count on the old bytes: the op's own saves come
-    // while it runs.
-    if (!states_[old].ours) {
-      bury(states_[old].held);
-      states_[old].lost = states_[old].maker == kNone;
-    }
-    running.written.push_back(
-        {alias_of(tensor), old, access,
-         static_cast<std::uint32_t>(node.references.size())});
-  }
+  if (access != Access::Read) begin_write(tensor, access);
   if (running.why != nullptr) return;
   if (node.op->is_view) {
     find_state(tensor);  // its base is held
@@ -209,6 +207,44 @@ void Tape::add_tensor(const at::Tensor& tensor, std::size_t argument,
   }
   node.references.push_back({static_cast<std::uint32_t>(argument), element,
                              access, state, Geometry(impl)});
+}
+
+void Tape::begin_write(const at::Tensor& tensor, Access access) {
+  Running& running = *running_;
+  if (!is_plain(*tensor.unsafeGetTensorImpl()) ||
+      is_written_now(storage_of(tensor))) {
+    return;
+  }
+  const StateId old = leave_state(tensor);
+  running.written.push_back(
+      {alias_of(tensor), old, access,
+       static_cast<std::uint32_t>(running.node.references.size())});
+}
+
+// The state whose bytes are about to change. From here on nobody may count on
+// the old ones: an op's own saves come while it runs.
+Tape::StateId Tape::leave_state(const at::Tensor& written) {
+  const StateId old = find_state(written);
+  State& state = states_[old];
+  change(state, own_storage(written));
+  if (!state.ours) {
+    bury(state.held);
+    state.lost = state.maker == kNone;
+  }
+  return old;
+}
+
+void Tape::begin_function(c10::ArrayRef<at::Tensor> arguments) {
+  const Locked lock(*this);
+  for (const at::Tensor& tensor : arguments) leave_state(tensor);
+}
+
+void Tape::end_function(c10::ArrayRef<at::Tensor> arguments) {
+  const Locked lock(*this);
+  holds_ = false;
+  for (const at::Tensor& tensor : arguments) {
+    new_state(tensor, nullptr, kNone, kInFunction);
+  }
 }
 
 // The state that an op is about to read: cut there, if its lineage is too long.
@@ -245,6 +281,7 @@ Tape::StateId Tape::read_state(const at::Tensor& tensor) {
 
 // An earlier section's, and read in this one: held while that lasts.
 void Tape::hold_here(StateId id, const at::Tensor& tensor) {
+  if (!holds_) return;
   states_[id].held = own_storage(tensor);
   held_here_.push_back(id);
 }
@@ -260,13 +297,24 @@ bool Tape::is_current(const State& state) const {
          state.counter.current_version() == state.version;
 }
 
+bool Tape::is_whole(const State& state, const StoragePtr& storage) const {
+  return storage->nbytes() == state.bytes &&
+         storage->_mutable_data_ptr_no_checks().get() == state.data;
+}
+
+bool Tape::has_bytes(const State& state) const {
+  return state.held && (state.ours || is_whole(state, state.held));
+}
+
 Tape::StateId Tape::find_state(const at::Tensor& tensor) {
   at_once_ |= is_changed_in_backward(tensor);
   const c10::StorageImpl* storage = storage_of(tensor);
   const auto found = current_.find(storage);
   if (found != current_.end()) {
     State& state = states_[found->second];
-    if (is_current(state)) return found->second;
+    if (is_current(state) && is_whole(state, own_storage(tensor))) {
+      return found->second;
+    }
     // Changed by something that we did not see.
     state.original = WeakStoragePtr(StoragePtr());
     if (!state.ours) state.lost = state.maker == kNone;
@@ -284,6 +332,7 @@ Tape::StateId Tape::new_state(const at::Tensor& tensor, const OpInfo* op,
   State& state = states_.emplace_back();
   StoragePtr storage = own_storage(tensor);
   state.bytes = storage->nbytes();
+  state.data = storage->_mutable_data_ptr_no_checks().get();
   state.device = storage->device();
   state.op = op;
   state.why = why;
@@ -292,10 +341,10 @@ Tape::StateId Tape::new_state(const at::Tensor& tensor, const OpInfo* op,
   if (state.counter.enabled()) state.version = state.counter.current_version();
   state.original = WeakStoragePtr(storage);
   current_[storage.get()] = id;
-  if (why != nullptr) {
-    state.held = std::move(storage);
-  } else {
+  if (why == nullptr) {
     state.maker = maker;
+  } else if (holds_) {
+    state.held = std::move(storage);
   }
   return id;
 }

@@ -43,12 +43,26 @@ class SavedTensor;
 // it lets go: so what is held is what backward still needs, and each op is
 // replayed at most once.
 //
+// Note [Held when read]
+// Bytes that cannot be made again are held as soon as they are there, since a
+// lineage may come to rest on them. Not so where gradients are off, or inside
+// of a custom Function: passes of a model that nobody differentiates leave
+// nothing behind in eager, and leave nothing here. Such bytes are held when an
+// op with gradients reads them; a lineage that rests on others is lost once
+// they are gone, and what it leads to is kept.
+//
+// Note [Whole storages]
+// A program may free a storage by hand (resize_(0), as reversible layers and
+// sharded parameters do) and fill it again. So a state knows where its bytes
+// were and how many: what has moved or shrunk since is neither read nor copied.
+//
 // Note [Why replay is bit-equal]
 // The same kernel is called on the same bytes at the same strides, with the
 // same arguments, generator state, kernel flags and grad mode, below autograd
 // and autocast, which had their say when it was recorded. Nothing is replayed
 // from bytes whose version differs from the recorded one, and nothing is
-// written but memory of our own.
+// written but memory of our own. What backward is given shares one version
+// counter for each state: who writes into it makes every later use raise.
 //
 // Note [Borders]
 // Where one layer ends and the next begins, its input is held: otherwise the
@@ -56,9 +70,8 @@ class SavedTensor;
 // ReplayPolicy::Cheap a lineage may cross a few borders: a CNN's block inputs
 // come from convolutions that are kept anyway, through batch norm and relu.
 //
-// Recorded by one thread, then asked by any: methods lock. A replay may need
-// the GIL (kernels written in Python), so materialise() must not be called
-// while holding it; decide() and release() may be, as they never wait.
+// Recorded by one thread, then asked by any: methods lock, as Note [Waiting for
+// a tape] says. decide() and release() never wait.
 class Tape final : public std::enable_shared_from_this<Tape> {
  public:
   using StateId = std::uint32_t;
@@ -72,6 +85,10 @@ class Tape final : public std::enable_shared_from_this<Tape> {
   void begin_op(const OpInfo& info, c10::ArrayRef<const c10::IValue> inputs,
                 bool in_function);
   void end_op(c10::ArrayRef<c10::IValue> outputs, std::size_t num_expected);
+  // Around a custom Function, with the plain tensors that it may write: Note
+  // [Unseen writes].
+  void begin_function(c10::ArrayRef<at::Tensor> arguments);
+  void end_function(c10::ArrayRef<at::Tensor> arguments);
   // Decides for one save: `save` holds the tensor, and may be made to drop it.
   // True: it stays held, and came from outside of this tape. Never waits: while
   // another thread replays, it stays held.
@@ -96,7 +113,9 @@ class Tape final : public std::enable_shared_from_this<Tape> {
 
   // ---- between tapes: their storages may be the same ----
   // The original bytes of this state are about to change.
-  void before_write(StateId state, const at::Tensor& written);
+  void before_write(StateId state, const StoragePtr& storage);
+  // The same for whatever state the storage has: it is about to be resized.
+  void before_resize(const StoragePtr& storage);
   // Whether its original bytes are there and needed, and so must not be
   // written.
   bool needs_original(StateId state);
@@ -104,7 +123,7 @@ class Tape final : public std::enable_shared_from_this<Tape> {
   void offer(StateId state, const StoragePtr& storage);
 
   // ---- backward: any thread ----
-  StoragePtr materialise(StateId state);
+  at::Tensor materialise(StateId state, const Geometry& geometry);
   c10::Device device_of(StateId state);
   void release(StateId state) noexcept;
 
@@ -120,10 +139,14 @@ class Tape final : public std::enable_shared_from_this<Tape> {
     StoragePtr held;
     // The original storage, for as long as it has these bytes.
     WeakStoragePtr original{StoragePtr()};
+    const void* data = nullptr;  // where its bytes were
     c10::VariableVersion counter;
     std::uint32_t version = 0;
+    // Of the tensors over memory of our own that backward was given.
+    c10::VariableVersion handed_out{c10::VariableVersion::DISABLED};
     std::uint32_t num_saves = 0;  // among the readers
-    // Bytes that a write without a new version changed: eager's saves see it.
+    // The storage, once it was written: autograd's saves see that, unless the
+    // write gave them a new version, and then they raise.
     StoragePtr changed;
     const OpInfo* op = nullptr;  // that made it, if that is known
     const char* why = nullptr;   // it is held; nullptr: it is replayed
@@ -197,6 +220,8 @@ class Tape final : public std::enable_shared_from_this<Tape> {
   void add_argument(std::size_t place, const c10::IValue& input, Access access);
   void add_tensor(const at::Tensor& tensor, std::size_t argument,
                   std::int32_t element, Access access);
+  void begin_write(const at::Tensor& tensor, Access access);
+  StateId leave_state(const at::Tensor& written);
   StateId find_state(const at::Tensor& tensor);
   StateId new_state(const at::Tensor& tensor, const OpInfo* op, NodeId maker,
                     const char* why);
@@ -207,11 +232,14 @@ class Tape final : public std::enable_shared_from_this<Tape> {
                    c10::ArrayRef<c10::IValue> outputs) const;
   bool is_written_now(const c10::StorageImpl* storage) const;
   bool is_current(const State& state) const;
+  bool is_whole(const State& state, const StoragePtr& storage) const;
+  bool has_bytes(const State& state) const;
   StateId read_state(const at::Tensor& tensor);
   void hold_here(StateId state, const at::Tensor& tensor);
   void follow_keep_set(const OpInfo& info);
   void settle(const std::shared_ptr<SavedTensor>& save, StateId state);
-  void copy_out(State& state, const at::Tensor& written);
+  void change(State& state, const StoragePtr& written);
+  void copy_out(State& state);
   // In fewer bits, to the bit: tape_packed.cpp.
   void keep_packed(Node& node);
   void pack_draws(Node& node);
@@ -228,6 +256,7 @@ class Tape final : public std::enable_shared_from_this<Tape> {
   void bury(StoragePtr& storage);
 
   // Replay: tape_replay.cpp.
+  void replay(StateId state);
   void ensure(StateId state);
   void run_all();
   bool use_original(State& state);
@@ -237,7 +266,7 @@ class Tape final : public std::enable_shared_from_this<Tape> {
   std::vector<StoragePtr> make_targets(const Node& node);
   std::vector<c10::IValue> make_stack(const Node& node,
                                       const std::vector<StoragePtr>& targets);
-  void check_version(const State& state, const Geometry& geometry) const;
+  void check(const State& state, const Geometry& geometry) const;
   void drain() noexcept;
 
   const TapeRules rules_;
@@ -255,6 +284,7 @@ class Tape final : public std::enable_shared_from_this<Tape> {
   std::size_t num_ops_ = 0;  // of the keep set, followed so far
   bool follows_keep_set_ = false;
   bool open_ = true;
+  bool holds_ = true;  // what is new: Note [Held when read]
   std::uint32_t section_ = 0;
   StateId first_of_section_ = 0;
   // Read in this section, from earlier ones: to be replayed, and held.

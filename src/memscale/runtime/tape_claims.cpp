@@ -10,9 +10,13 @@ namespace memscale {
 
 // Whether its bytes can be had without replaying anything.
 bool Tape::is_there(const State& state) const {
-  return state.held ||
-         ((state.maker == kNone || state.is_saved) && !state.lost &&
-          is_current(state) && state.original.use_count() > 0);
+  if (has_bytes(state)) return true;
+  if ((state.maker != kNone && !state.is_saved) || state.lost ||
+      !is_current(state)) {
+    return false;
+  }
+  const StoragePtr storage = state.original.lock();
+  return storage && is_whole(state, storage);
 }
 
 // Whether all that its lineage rests on is still there.
@@ -64,9 +68,9 @@ void Tape::claim(StateId id) {
   while (!path.empty()) {
     State& state = states_[path.back()];
     path.pop_back();
-    if (state.readers++ > 0 || state.held) continue;
+    if (state.readers++ > 0 || has_bytes(state)) continue;
     if (is_there(state)) state.held = state.original.lock();
-    if (state.held) continue;
+    if (has_bytes(state)) continue;
     if (state.maker == kNone) {
       // Another thread has just let it go: backward will say so.
       state.lost = true;

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <mutex>
 #include <utility>
 
 #include "memscale/runtime/tape.h"
@@ -7,12 +8,20 @@
 
 namespace memscale {
 
+// Note [Waiting for a tape]
+// Who replays may need the GIL (kernels written in Python), so nobody may wait
+// for a tape while holding it. What waits is a function that the bindings set:
+// it lets go of the GIL meanwhile. A program without Python needs none.
+using WaitFor = void (*)(std::mutex&);
+void set_wait_for_tape(WaitFor wait);
+void wait_for(std::mutex& mutex);
+
 // Holds the tape's mutex; ops called meanwhile are our own. Releases that came
 // meanwhile are done at its end; see Tape::release.
 class Tape::Locked final {
  public:
   explicit Locked(Tape& tape) : tape_(tape) {
-    tape_.mutex_.lock();
+    if (!tape_.mutex_.try_lock()) wait_for(tape_.mutex_);
     tape_.owner_ = std::this_thread::get_id();
   }
   Locked(Tape& tape, std::try_to_lock_t /*unused*/)

@@ -49,6 +49,14 @@ class RecordedState final {
   at::Tensor before_;
 };
 
+constexpr const char* kFreed =
+    "MemScale cannot compute a tensor again that backward needs: the memory of "
+    "a tensor that it is computed from was freed, resized or moved by hand "
+    "after forward. Have that layer keep what it saves "
+    "(memscale.replay.attach(model, {\"name of the layer\": \"keep\", ...})), "
+    "or "
+    "free that memory after backward.";
+
 // Torch's default dtype is of the process: it is touched only if it has changed
 // since forward.
 class DefaultType final {
@@ -70,17 +78,30 @@ class DefaultType final {
 
 }  // namespace
 
-StoragePtr Tape::materialise(StateId state) {
+at::Tensor Tape::materialise(StateId id, const Geometry& geometry) {
   const Locked lock(*this);
-  if (states_[state].changed) return states_[state].changed;
-  if (states_[state].held) return states_[state].held;
+  State& state = states_[id];
+  if (!state.changed && !has_bytes(state)) replay(id);
+  check(state, geometry);
+  at::Tensor tensor = geometry.over(state.changed ? state.changed : state.held);
+  const bool is_ours = state.ours && !state.changed;
+  if (is_ours && !state.handed_out.enabled()) {
+    state.handed_out = c10::VariableVersion(0);
+  }
+  const auto& counter = is_ours ? state.handed_out : state.counter;
+  if (counter.enabled()) {
+    tensor.unsafeGetTensorImpl()->set_version_counter(counter);
+  }
+  return tensor;
+}
+
+void Tape::replay(StateId state) {
   const auto start = std::chrono::steady_clock::now();
   if (at_once_) run_all();
   ensure(state);
   const std::chrono::nanoseconds time =
       std::chrono::steady_clock::now() - start;
   stats_->nanoseconds_replayed += static_cast<std::size_t>(time.count());
-  return states_[state].held;
 }
 
 // All that backward will ask for, before it changes a parameter.
@@ -91,14 +112,15 @@ void Tape::run_all() {
 }
 
 void Tape::ensure(StateId id) {
-  if (states_[id].held) return;
+  if (has_bytes(states_[id])) return;
   ++num_searches_;
   std::vector<NodeId> missing;
   std::vector<StateId> path = {id};
   while (!path.empty()) {
     State& state = states_[path.back()];
     path.pop_back();
-    if (state.held || use_original(state)) continue;
+    if (has_bytes(state) || use_original(state)) continue;
+    TORCH_CHECK(!state.held, kFreed);
     if (state.maker == kNone || nodes_[state.maker].done) {
       throw_modified("a tensor that has to be computed again", "", 1, 0);
     }
@@ -122,17 +144,25 @@ bool Tape::use_original(State& state) {
     return false;
   }
   StoragePtr storage = state.original.lock();
-  if (!storage) return false;
+  if (!storage || !is_whole(state, storage)) return false;
   state.held = std::move(storage);
   forget_maker(state);
   return true;
 }
 
-void Tape::check_version(const State& state, const Geometry& geometry) const {
-  if (state.ours || !state.counter.enabled()) return;
-  const std::uint32_t version = state.counter.current_version();
-  if (version != state.version) {
-    throw_modified(geometry.describe(state.device), "", version, state.version);
+// Whether its bytes are there, and still the ones that were recorded.
+void Tape::check(const State& state, const Geometry& geometry) const {
+  if (state.changed) {
+    TORCH_CHECK(state.changed->nbytes() == state.bytes, kFreed);
+    return;
+  }
+  TORCH_CHECK(has_bytes(state), kFreed);
+  const auto& counter = state.ours ? state.handed_out : state.counter;
+  if (!counter.enabled()) return;
+  const std::uint32_t expected = state.ours ? 0 : state.version;
+  if (counter.current_version() != expected) {
+    throw_modified(geometry.describe(state.device), "",
+                   counter.current_version(), expected);
   }
 }
 
@@ -161,7 +191,7 @@ std::vector<StoragePtr> Tape::make_targets(const Node& node) {
     } else if (reference.access == Access::Overwrite) {
       targets[i] = empty_storage(old.bytes, old.device);
     } else {
-      check_version(old, reference.geometry);
+      check(old, reference.geometry);
       // Nobody else needs the old bytes: they become the new ones.
       targets[i] = old.ours && old.readers == 1 ? std::exchange(old.held, {})
                                                 : clone_storage(old.held);
@@ -185,7 +215,7 @@ std::vector<c10::IValue> Tape::make_stack(
     StoragePtr storage = targets[i];
     if (!storage) {
       const State& state = states_[reference.state];
-      check_version(state, reference.geometry);
+      check(state, reference.geometry);
       storage = state.held;
     }
     at::Tensor tensor = reference.geometry.over(storage);

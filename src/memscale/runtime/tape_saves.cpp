@@ -1,6 +1,5 @@
 // What becomes of saves, and of states when a layer or the call ends.
 
-#include <cstring>
 #include <utility>
 
 #include "memscale/runtime/op_info.h"
@@ -10,16 +9,6 @@
 #include "memscale/runtime/tape_reasons.h"
 
 namespace memscale {
-namespace {
-
-bool is_same_counter(const c10::VariableVersion& a,
-                     const c10::VariableVersion& b) {
-  // Each is a pointer to the counter, and has no other way to compare.
-  static_assert(sizeof(a) == sizeof(void*));
-  return std::memcmp(&a, &b, sizeof(a)) == 0;
-}
-
-}  // namespace
 
 bool Tape::spans_layers() {
   const Locked lock(*this);
@@ -101,9 +90,10 @@ void Tape::decide_again() {
     const std::shared_ptr<SavedTensor> save = weak.lock();
     State& state = states_[id];
     state.is_saved = false;
-    // Held: others are made from it.
-    if (save == nullptr || state.held || !can_claim(id) ||
-        !is_worth_dropping(id)) {
+    // Held: others are made from it. Without its original: that was written
+    // since, perhaps through .data, and then the save sees the new bytes.
+    if (save == nullptr || state.held || state.original.use_count() == 0 ||
+        !can_claim(id) || !is_worth_dropping(id)) {
       state.is_saved = true;
       continue;
     }
@@ -143,31 +133,35 @@ std::vector<Tape::Claim> Tape::close() {
   return claims;
 }
 
-void Tape::copy_out(State& state, const at::Tensor& written) {
-  // Written through .data: the version that saves are checked by stays, and
-  // they see the new bytes.
-  if (state.num_saves > 0 &&
-      !is_same_counter(state.counter,
-                       written.unsafeGetTensorImpl()->version_counter())) {
-    state.changed = own_storage(written);
-  }
-  state.original = WeakStoragePtr(StoragePtr());
-  if (state.readers == 0 || !state.held || state.ours) return;
-  try {
-    StoragePtr copy = clone_storage(state.held);
-    bury(state.held);
-    state.held = std::move(copy);
-    state.ours = true;
-    stats_->bytes_copied += state.bytes;
-  } catch (const std::exception&) {  // no memory for it
-    state.held.reset();
-    state.lost = true;
-  }
+void Tape::change(State& state, const StoragePtr& written) {
+  if (state.num_saves > 0) state.changed = written;
+  copy_out(state);
 }
 
-void Tape::before_write(StateId state, const at::Tensor& written) {
+void Tape::copy_out(State& state) {
+  state.original = WeakStoragePtr(StoragePtr());
+  if (state.readers == 0 || !state.held || state.ours) return;
+  StoragePtr copy;
+  try {
+    if (has_bytes(state)) copy = clone_storage(state.held);
+  } catch (const std::exception&) {  // no memory for it
+  }
+  bury(state.held);
+  state.held = std::move(copy);
+  state.ours = state.held != nullptr;
+  state.lost = !state.ours;
+  if (state.ours) stats_->bytes_copied += state.bytes;
+}
+
+void Tape::before_write(StateId state, const StoragePtr& storage) {
   const Locked lock(*this);
-  copy_out(states_[state], written);
+  change(states_[state], storage);
+}
+
+void Tape::before_resize(const StoragePtr& storage) {
+  const Locked lock(*this);
+  const auto found = current_.find(storage.get());
+  if (found != current_.end()) change(states_[found->second], storage);
 }
 
 bool Tape::needs_original(StateId id) {
@@ -182,7 +176,7 @@ void Tape::offer(StateId id, const StoragePtr& storage) {
   if (!lock) return;
   State& state = states_[id];
   if (state.readers == 0 || state.held || !is_current(state)) return;
-  if (state.original.lock() != storage) return;
+  if (state.original.lock() != storage || !is_whole(state, storage)) return;
   state.held = storage;
   forget_maker(state);
 }

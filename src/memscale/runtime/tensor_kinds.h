@@ -21,11 +21,9 @@ void for_each_tensor(const c10::IValue& value, const F& visit) {
     for (const at::Tensor& tensor : value.toTensorList().vec()) {
       if (tensor.defined()) visit(tensor);
     }
-  } else if (value.isList()) {  // of optional tensors
+  } else if (value.isList()) {  // of optional tensors, or of lists
     for (const c10::IValue& element : value.toListRef()) {
-      if (element.isTensor() && element.toTensor().defined()) {
-        visit(element.toTensor());
-      }
+      if (!element.isNone()) for_each_tensor(element, visit);
     }
   }
 }

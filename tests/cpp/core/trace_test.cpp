@@ -200,18 +200,19 @@ TEST(TraceJson, IsOneStableLine) {
   trace.storages = {{.bytes = 24_B, .category = Category::OptimizerState}};
   EXPECT_EQ(
       to_json(trace),
-      R"({"format":"memscale-trace","version":1,)"
+      R"({"format":"memscale-trace","version":2,)"
       R"("layers":[{"name":"fc"}],)"
       R"("ops":[{"name":"aten::t","phase":"forward","layer":0,"forward":null,)"
       R"("inputs":[],"outputs":[],"random":false,"mutates":false,)"
-      R"("view":true,"opaque":false,"in_function":false,"flops":0,)"
-      R"("moved":0,"workspace":0,"workspace_known":false,"nanoseconds":0}],)"
+      R"("view":true,"opaque":false,"in_function":false,)"
+      R"("may_write":false,"no_grad":false,"flops":0,"moved":0,"workspace":0,"workspace_known":false,"nanoseconds":0}],)"
       R"("values":[{"storage":0,"dtype":"float32","sizes":[2,3],)"
       R"("strides":[1,2],"offset":0,"version":0}],)"
       R"("storages":[{"bytes":24,"count":1,"place":"device",)"
       R"("category":"optimizer_state","layer":null,"born":null,)"
       R"("freed":null,"let_go":null,"returned":false}],)"
-      R"("saves":[{"op":0,"value":0,"released":null}],)"
+      R"("saves":[{"op":0,"value":0,"released":null,)"
+      R"("by_function":false}],)"
       R"("saves_known":true,"notes":[]})");
 }
 
@@ -225,7 +226,7 @@ TEST(TraceJson, ReadsBackWhatItWrote) {
 TEST(TraceJson, OrderOfFieldsDoesNotMatterWhenRead) {
   EXPECT_EQ(trace_from_json(R"( {"notes":[], "saves_known":true, "saves":[],
       "storages":[], "values":[], "ops":[], "layers":[],
-      "version":1, "format":"memscale-trace"} )"),
+      "version":2, "format":"memscale-trace"} )"),
             Trace());
 }
 
@@ -257,9 +258,9 @@ TEST(TraceJson, RefusesAnEditedTraceNamingThePlace) {
        "format must be 'memscale-trace', got 'memscale-plan'"},
       {R"("format":"memscale-trace",)", "",
        "format must be 'memscale-trace', got null"},
-      {R"("version":1)", R"("version":2)", "version must be 1, got 2"},
-      {R"("version":1,)", "", "version must be 1, got null"},
-      {R"("version":1)", R"("version":"1")", "version must be 1, got '1'"},
+      {R"("version":2)", R"("version":1)", "version must be 2, got 1"},
+      {R"("version":2,)", "", "version must be 2, got null"},
+      {R"("version":2)", R"("version":"2")", "version must be 2, got '2'"},
       {R"("backward")", R"("sideways")",
        "ops[2].phase must be one of forward, backward, optimizer, got "
        "'sideways'"},

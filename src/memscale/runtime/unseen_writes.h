@@ -1,0 +1,71 @@
+#pragma once
+
+#include <ATen/record_function.h>
+#include <c10/core/impl/TorchDispatchModeTLS.h>
+
+#include <cstddef>
+#include <string_view>
+
+#include "memscale/runtime/op_info.h"
+#include "memscale/runtime/tensor_kinds.h"
+
+// Note [Unseen writes]
+// The dispatcher tells of a write only if the operator's schema does. It does
+// not tell of
+//   foreign operators: collectives write into their arguments, and no schema of
+//     theirs says so. Unless someone vouches for the schema (OpInfo), such an
+//     operator is taken to write every tensor that it is given;
+//   custom autograd Functions: a kernel in Triton or numpy may overwrite an
+//     input (fused losses do, and then save it). A Function is taken to write
+//     each of its inputs. What it saves is left to autograd itself: it may be
+//     written by that same kernel, and backward may write into it again. A
+//     parameter is the exception: a Function that writes into one which it is
+//     to differentiate is wrong in eager too, and copies of shared embeddings
+//     would cost more than all that is saved;
+//   TorchDispatchModes: what they do to an operator's arguments and results is
+//     their own affair.
+// So before it runs, whoever needs the old bytes copies them; afterwards its
+// arguments are new states, and saves of the old ones see the new bytes, as in
+// eager.
+
+namespace memscale {
+
+// Whether a TorchDispatchMode stands between the calls of this thread and their
+// kernels.
+inline bool is_in_dispatch_mode() {
+  return c10::impl::TorchDispatchModeTLS::any_modes_set();
+}
+
+// Whether a range that is not an operator is a custom autograd Function, or
+// what cannot be told from one: not autograd's or the dispatcher's own.
+inline bool is_custom_function(const at::RecordFunction& fn) {
+  const std::string_view name(fn.name());
+  return !name.starts_with("autograd::engine::") &&
+         name != "PythonDispatchMode" && name != "PythonSubclass";
+}
+
+// Calls visit(tensor) for each tensor that the operator writes, or may write.
+template <typename F>
+void for_each_written(const OpInfo& info, const at::RecordFunction& fn,
+                      const F& visit) {
+  const auto inputs = fn.inputs();
+  if (info.may_write) {
+    for (const c10::IValue& input : inputs) for_each_tensor(input, visit);
+    return;
+  }
+  for (const std::size_t index : info.written) {
+    if (index < inputs.size()) for_each_tensor(inputs[index], visit);
+  }
+}
+
+// The same for a custom Function.
+template <typename F>
+void for_each_unseen_write(const at::RecordFunction& fn, const F& visit) {
+  for (const c10::IValue& input : fn.inputs()) {
+    for_each_tensor(input, [&](const at::Tensor& tensor) {
+      if (!tensor.is_leaf() || !tensor.requires_grad()) visit(tensor);
+    });
+  }
+}
+
+}  // namespace memscale

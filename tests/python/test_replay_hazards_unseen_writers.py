@@ -1,0 +1,540 @@
+"""Writers whose schema does not tell: runtime/unseen_writes.h.
+
+Foreign operators (collectives), custom Functions with kernels of their own,
+TorchDispatchModes, writes through ``.data``, storages that are freed by hand, and
+backwards that write into what they saved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd import Function
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from memscale import memory, replay
+from replay_cases import (
+    EVERYWHERE,
+    ON_CPU,
+    ROWS,
+    WIDTH,
+    Hazard,
+    Step,
+    Where,
+    around,
+    around_module,
+    assert_same,
+    assert_same_error,
+    forward_under,
+    of_blocks,
+    step,
+)
+
+# Loaded before the first backward: autograd's engine counts devices there, once.
+pytestmark = pytest.mark.usefixtures("sim")
+
+# mypy knows neither the context's attributes nor what apply returns.
+Context = Any
+
+
+# ---- foreign operators ----
+
+library = torch.library.Library("memscale_foreign", "DEF")
+library.define("halve(Tensor x) -> ()")
+library.define("halve_all(Tensor[][] groups) -> ()")
+
+
+def halve(x: Tensor) -> None:
+    x.data.mul_(0.5)  # without a new version, as a collective
+
+
+def halve_all(groups: list[list[Tensor]]) -> None:
+    for group in groups:
+        for x in group:
+            halve(x)
+
+
+library.impl("halve", halve, "CompositeExplicitAutograd")
+library.impl("halve_all", halve_all, "CompositeExplicitAutograd")
+foreign = torch.ops.memscale_foreign
+
+
+def of_a_result(h: Tensor) -> Tensor:
+    y = h * 3
+    foreign.halve(y.detach())
+    return y.sin()
+
+
+def of_a_saved_result(h: Tensor) -> Tensor:
+    """Eager does not notice either: the gradient is that of the new bytes."""
+    y = h * 3
+    z = y.sin()
+    foreign.halve(y.detach())
+    return z
+
+
+def in_lists_of_lists(h: Tensor) -> Tensor:
+    y, z = h * 3, h.cos()
+    foreign.halve_all([[y.detach()], [z.detach()]])
+    return y.sin() + z.exp()
+
+
+def of_what_others_are_made_from(h: Tensor) -> Tensor:
+    y = h.sum(1, keepdim=True)
+    wide = (y + h.detach()).sin()
+    foreign.halve(y.detach())
+    return wide * y
+
+
+class OfABuffer(nn.Module):
+    """A state that closed tapes rest on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("scale", torch.rand(ROWS, 1) + 1)
+
+    def forward(self, h: Tensor) -> Tensor:
+        out = (h * self.scale).sin()
+        foreign.halve(self.scale)
+        return out
+
+
+class TestForeignOperators:
+    @EVERYWHERE
+    @pytest.mark.parametrize(
+        "hazard",
+        [
+            of_a_result,
+            of_a_saved_result,
+            in_lists_of_lists,
+            of_what_others_are_made_from,
+        ],
+    )
+    def test_write(self, hazard: Hazard, where: Where) -> None:
+        assert_same(around(hazard), where)
+
+    @EVERYWHERE
+    def test_write_what_a_later_layer_reads_again(self, where: Where) -> None:
+        assert_same(around_module(OfABuffer), where)
+
+    @EVERYWHERE
+    def test_write_a_parameter_after_the_call(self, where: Where) -> None:
+        def touched(model: nn.Module, x: Tensor) -> Tensor:
+            loss: Tensor = model(x)
+            for block in model.blocks:  # type: ignore[union-attr]
+                foreign.halve(block.before.bias.detach())
+            loss.backward()
+            return loss
+
+        assert_same(around(torch.tanh), where, steps=[touched] * 3)
+
+    def test_collectives_are_foreign(self) -> None:
+        """Their schemas tell of no write; if torch mends that, we need not care."""
+        from torch import distributed
+
+        assert distributed.is_available()
+        schema = torch.ops.c10d.allreduce_.default._schema
+        assert not schema.is_mutable
+        assert torch.Tag.pt2_compliant_tag not in torch.ops.c10d.allreduce_.default.tags
+
+
+# ---- custom Functions ----
+
+
+class Overwrites(Function):
+    """As fused losses do: a kernel that torch does not see, into the input."""
+
+    @staticmethod
+    def forward(ctx: Context, x: Tensor) -> Tensor:
+        array = x.detach().numpy()
+        out = torch.from_numpy(np.sin(array))
+        array[...] = np.cos(array)
+        ctx.save_for_backward(x.detach())
+        return out
+
+    @staticmethod
+    def backward(ctx: Context, gradient: Tensor) -> Tensor:  # type: ignore[override]
+        (cosine,) = ctx.saved_tensors
+        return gradient * cosine
+
+
+class LooksAtItsWeight(Function):
+    """As fused weight gradients do: backward wants the parameter itself."""
+
+    @staticmethod
+    def forward(ctx: Context, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return x @ weight.t()
+
+    @staticmethod
+    def backward(ctx: Context, gradient: Tensor) -> Any:  # type: ignore[override]
+        x, weight = ctx.saved_tensors
+        weight.main_grad.add_(gradient.t() @ x)
+        return gradient @ weight, None
+
+
+class ReusesWhatItSaved(Function):
+    @staticmethod
+    def forward(ctx: Context, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x.sin()
+
+    @staticmethod
+    def backward(ctx: Context, gradient: Tensor) -> Tensor:  # type: ignore[override]
+        (x,) = ctx.saved_tensors
+        return x.cos_().mul_(gradient)
+
+
+def overwritten(h: Tensor) -> Tensor:
+    out: Tensor = Overwrites.apply(h * 3)
+    return out
+
+
+def overwritten_and_read_again(h: Tensor) -> Tensor:
+    y = h * 3
+    out: Tensor = Overwrites.apply(y)
+    return out + y.detach().exp()
+
+
+def overwritten_after_others_were_made(h: Tensor) -> Tensor:
+    y = h.sum(1, keepdim=True) * 2
+    wide = (y + h.detach()).sin()
+    out: Tensor = Overwrites.apply(y)
+    return wide + out
+
+
+def overwritten_after_it_was_saved(h: Tensor) -> Tensor:
+    y = h * 3
+    before = y.cos()
+    out: Tensor = Overwrites.apply(y)
+    return before + out
+
+
+def reused(h: Tensor) -> Tensor:
+    out: Tensor = ReusesWhatItSaved.apply(h * 3)
+    return out
+
+
+class FusedLinear(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(WIDTH, WIDTH) / 3)
+        self.register_buffer("main", torch.zeros(WIDTH, WIDTH))
+
+    def forward(self, h: Tensor) -> Tensor:
+        self.weight.main_grad = self.main  # type: ignore[attr-defined]
+        out: Tensor = LooksAtItsWeight.apply(h.tanh(), self.weight)
+        return out
+
+
+class TestFunctions:
+    @ON_CPU
+    @pytest.mark.parametrize(
+        "hazard",
+        [
+            overwritten,
+            overwritten_and_read_again,
+            overwritten_after_others_were_made,
+            overwritten_after_it_was_saved,
+        ],
+    )
+    def test_overwrite_what_they_are_given(self, hazard: Hazard, where: Where) -> None:
+        assert_same(around(hazard), where)
+
+    @ON_CPU
+    def test_overwrite_what_the_model_returned(self, where: Where) -> None:
+        """A fused loss in the user's own loop."""
+
+        class Logits(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.first = nn.Linear(WIDTH, WIDTH)
+                self.second = nn.Linear(WIDTH, WIDTH)
+
+            def forward(self, x: Tensor) -> Tensor:
+                return torch.sigmoid(self.second(self.first(x).sin())) * 3
+
+        def fused(model: nn.Module, x: Tensor) -> Tensor:
+            loss: Tensor = Overwrites.apply(model(x)).sum()
+            loss.backward()
+            return loss
+
+        assert_same(Logits, where, steps=[fused] * 3, drops=False)
+
+    @EVERYWHERE
+    def test_are_given_the_parameter_itself(self, where: Where) -> None:
+        assert_same(around_module(FusedLinear), where)
+
+    @EVERYWHERE
+    def test_may_write_into_what_they_saved(self, where: Where) -> None:
+        assert_same(around(reused), where)
+
+    @EVERYWHERE
+    def test_must_not_write_into_what_others_saved(self, where: Where) -> None:
+        def broken(h: Tensor) -> Tensor:
+            y = h.tanh()
+            if not Switch.on:
+                return y.sin() + y.exp()
+            out: Tensor = ReusesWhatItSaved.apply(y)
+            return out + y.exp()
+
+        def switched(model: nn.Module, x: Tensor) -> Tensor:
+            Switch.on = True
+            try:
+                return step(model, x)
+            finally:
+                Switch.on = False
+
+        class Switch:
+            on = False
+
+        assert_same_error(around(broken), where, switched)
+
+    def test_leave_no_temporaries_behind(self) -> None:
+        """Forward's peak is that of the plain model, not the sum of all layers'."""
+
+        class Doubles(Function):
+            @staticmethod
+            def forward(ctx: Context, x: Tensor) -> Tensor:
+                for _ in range(8):
+                    x = x + 1
+                return x.clone()
+
+            @staticmethod
+            def backward(ctx: Context, gradient: Tensor) -> Tensor:  # type: ignore[override]
+                return gradient
+
+        class Layer(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.linear = nn.Linear(64, 64)
+
+            def forward(self, x: Tensor) -> Tensor:
+                out: Tensor = Doubles.apply(self.linear(x))
+                return out
+
+        def peak(attached: bool) -> int:
+            torch.manual_seed(0)
+            model = nn.Sequential(*[Layer() for _ in range(4)])
+            handle = replay.attach(model, "block") if attached else None
+            x = torch.randn(512, 64)
+            model(x).sum().backward()
+            model.zero_grad()
+            with memory.track("cpu") as tracked:
+                model(x).sum().backward()
+            if handle is not None:
+                handle.detach()
+            return tracked.peak - tracked.before
+
+        assert peak(attached=True) <= peak(attached=False)
+
+
+# ---- dispatch modes ----
+
+
+class Rounds(TorchDispatchMode):
+    """Emulated low precision: results are not those of the plain op."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        rounded = (torch.ops.aten.gelu.default, torch.ops.aten.sin.default)
+        return out.bfloat16().float() if func in rounded else out
+
+
+class Writes(TorchDispatchMode):
+    """It writes into an argument that the op only reads."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if func is torch.ops.aten.cos.default:
+            args[0].mul_(0.5)
+        return out
+
+
+def under_a_mode(mode: Callable[[], TorchDispatchMode]) -> Hazard:
+    def hazard(h: Tensor) -> Tensor:
+        y = h * 2
+        wide = F.gelu(y).exp()
+        with mode():
+            z = F.gelu(wide).sin() * y.detach().cos()
+        return z.sigmoid() * wide
+
+    return hazard
+
+
+class TestDispatchModes:
+    @EVERYWHERE
+    def test_around_forward(self, where: Where) -> None:
+        assert_same(
+            around(lambda h: F.gelu(h).exp()),
+            where,
+            steps=[forward_under(Rounds)] * 3,
+            drops=False,
+        )
+
+    @EVERYWHERE
+    @pytest.mark.parametrize("mode", [Rounds, Writes])
+    def test_inside_of_a_layer(
+        self, mode: Callable[[], TorchDispatchMode], where: Where
+    ) -> None:
+        assert_same(around(under_a_mode(mode)), where)
+
+
+# ---- .data, and storages ----
+
+
+def undecided(h: Tensor) -> Tensor:
+    """The save of y is held at first: dropping it would gain nothing yet."""
+    y = h * 2
+    z = y.sin()
+    y.data.add_(1)
+    return z
+
+
+def alias_is_saved(h: Tensor) -> Tensor:
+    """The save is of another version counter than the write."""
+    y = h.detach() * 2
+    z = h * y.data.cos()
+    w = h * y.data
+    y.add_(1)
+    return z + w
+
+
+class Returned(nn.Module):
+    """What it returns is there anyway: at the end of the call saves are dropped."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        h = self.linear(x) * 1.5
+        return h, undecided(h)
+
+
+def sum_of_both(model: nn.Module, x: Tensor) -> Tensor:
+    first, second = model(x)
+    loss: Tensor = first.sum() + second.sum()
+    loss.backward()
+    return loss
+
+
+class Frees(nn.Module):
+    """As reversible layers: an activation that autograd did not save is freed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("wide", torch.randn(ROWS, WIDTH))
+
+    def forward(self, h: Tensor) -> Tensor:
+        y = h.mean(1, keepdim=True) * 2
+        out = (y + self.wide).sin()
+        y.untyped_storage().resize_(0)
+        return out * h
+
+
+def free_between(model: nn.Module, x: Tensor) -> Tensor:
+    """The batch is freed after forward; the stem's gradient needs no more of it."""
+    doubled = x * 2
+    loss: Tensor = model(doubled.detach())
+    doubled.untyped_storage().resize_(0)
+    loss.backward()
+    return loss
+
+
+class TestStorages:
+    @EVERYWHERE
+    @pytest.mark.parametrize("hazard", [undecided, alias_is_saved])
+    def test_written_through_data(self, hazard: Hazard, where: Where) -> None:
+        assert_same(around(hazard), where)
+
+    @EVERYWHERE
+    def test_written_through_data_before_saves_are_dropped(self, where: Where) -> None:
+        assert_same(Returned, where, steps=[sum_of_both] * 3, drops=False)
+
+    @EVERYWHERE
+    def test_freed_by_hand(self, where: Where) -> None:
+        assert_same(around_module(Frees), where)
+
+    @EVERYWHERE
+    def test_freed_by_hand_after_the_call(self, where: Where) -> None:
+        class Masked(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.linear = nn.Linear(WIDTH, WIDTH)
+
+            def forward(self, scale: Tensor) -> Tensor:
+                wide = self.linear.weight[:1] + scale.mean(1, keepdim=True)
+                return wide.sin().sum()
+
+        steps: list[Step] = [free_between] * 3
+        assert_same(Masked, where, steps=steps, drops=False)
+
+    def test_freed_behind_our_back_raise(self) -> None:
+        """Not through torch.UntypedStorage: nobody could copy, and nothing is read."""
+        model = of_blocks(FreesUnseen)()
+        handle = replay.attach(model, "block", min_bytes=100)
+        try:
+            with pytest.raises(RuntimeError, match="freed, resized or moved by hand"):
+                model(torch.randn(ROWS, WIDTH)).backward()
+        finally:
+            handle.detach()
+
+    def test_resize_is_torchs_own_when_nothing_is_attached(self) -> None:
+        before = torch.UntypedStorage.resize_
+        handle = replay.attach(nn.Linear(2, 2), "block")
+        assert torch.UntypedStorage.resize_ is not before
+        handle.detach()
+        assert torch.UntypedStorage.resize_ is before
+
+
+class FreesUnseen(Frees):
+    def forward(self, h: Tensor) -> Tensor:
+        y = h.mean(1, keepdim=True) * 2
+        out = (y + self.wide).sin()
+        torch._C.StorageBase.resize_(y.untyped_storage(), 0)  # type: ignore[attr-defined]
+        return out * h
+
+
+# ---- passes without gradients ----
+
+
+def test_passes_without_gradients_hold_nothing() -> None:
+    """Bytes alive after forward are the same for one such pass and for six."""
+
+    class Recycled(nn.Module):
+        def __init__(self, passes: int) -> None:
+            super().__init__()
+            self.passes = passes
+            self.layer = nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64))
+
+        def forward(self, x: Tensor) -> Tensor:
+            for i in range(self.passes):
+                with torch.set_grad_enabled(i == self.passes - 1):
+                    x = x + self.layer(x)
+            return x
+
+    def held(passes: int, policy: str) -> int:
+        torch.manual_seed(0)
+        model = Recycled(passes)
+        handle = replay.attach(model, policy, min_bytes=1)
+        x = torch.randn(256, 64)
+        with memory.track("cpu") as tracked:
+            out = model(x)
+            most = tracked.peak - tracked.before
+        del out
+        handle.detach()
+        return most
+
+    for policy in ("cheap", "block"):
+        assert held(6, policy) <= held(2, policy)
