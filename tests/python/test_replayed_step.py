@@ -60,6 +60,56 @@ class _Mlp(nn.Module):
         return out
 
 
+class _Gelu(torch.autograd.Function):
+    """With temporaries that are gone when it is through, and a save of its own."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        for _ in range(4):
+            x = x + 0.1
+        return torch.nn.functional.gelu(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        (x,) = ctx.saved_tensors
+        return gradient * x.sigmoid()
+
+
+class _WithFunctions(nn.Module):
+    """Layers of custom Functions, as fused kernels come."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(
+            nn.ModuleList([nn.LayerNorm(128), nn.Linear(128, 256), nn.Linear(256, 128)])
+            for _ in range(3)
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for norm, up, down in self.layers:
+            h = _Gelu.apply(up(norm(x)).mul(1.1))
+            x = x + nn.functional.dropout(down(h).tanh(), 0.1)
+        return x
+
+
+class _Recycled(nn.Module):
+    """Only the last of its passes has gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trunk = _Mlp()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for i in range(4):
+            with torch.set_grad_enabled(i == 3):
+                x = x + self.trunk(x)
+        return x
+
+
+_OWN = {"mlp": _Mlp, "functions": _WithFunctions, "recycled": _Recycled}
+
+
 @dataclass(frozen=True)
 class Case:
     model: nn.Module
@@ -69,9 +119,10 @@ class Case:
 
 def _case(name: str) -> Case:
     torch.manual_seed(0)
-    if name == "mlp":
-        return Case(_Mlp(), (torch.randn(256, 128),), lambda out: out.square().mean())
-    model, batch, size, overrides = {
+    if name in _OWN:
+        batch = (torch.randn(256, 128),)
+        return Case(_OWN[name](), batch, lambda out: out.square().mean())
+    model, rows, size, overrides = {
         "gpt2": ("gpt2", 2, 64, _GPT2),
         "gpt2-eager": ("gpt2", 2, 64, {**_GPT2, "attn_implementation": "eager"}),
         "bert": ("bert-base", 2, 64, _BERT),
@@ -82,13 +133,13 @@ def _case(name: str) -> Case:
     }[name]
     entry = BENCHMARK_MODELS[model]
     return Case(
-        entry.build(**overrides), entry.sample(batch, size, "cpu"), entry.loss_fn
+        entry.build(**overrides), entry.sample(rows, size, "cpu"), entry.loss_fn
     )
 
 
 _FEW_BLOCKS = 16 * 512
 
-NAMES = ("gpt2", "gpt2-eager", "bert", "t5", "resnet18", "unet", "lstm", "mlp")
+NAMES = ("gpt2", "gpt2-eager", "bert", "t5", "resnet18", "unet", "lstm", *_OWN)
 
 
 def _rules(names: list[str], policy: str) -> list[TapeRules]:

@@ -297,13 +297,13 @@ bool Tape::is_current(const State& state) const {
          state.counter.current_version() == state.version;
 }
 
-bool Tape::is_whole(const State& state, const StoragePtr& storage) const {
-  return storage->nbytes() == state.bytes &&
-         storage->_mutable_data_ptr_no_checks().get() == state.data;
+bool Tape::is_whole(const State& state, const c10::StorageImpl& storage) {
+  return storage.nbytes() == state.bytes &&
+         storage.data_ptr().get() == state.data;
 }
 
 bool Tape::has_bytes(const State& state) const {
-  return state.held && (state.ours || is_whole(state, state.held));
+  return state.held && (state.ours || is_whole(state, *state.held));
 }
 
 Tape::StateId Tape::find_state(const at::Tensor& tensor) {
@@ -312,7 +312,7 @@ Tape::StateId Tape::find_state(const at::Tensor& tensor) {
   const auto found = current_.find(storage);
   if (found != current_.end()) {
     State& state = states_[found->second];
-    if (is_current(state) && is_whole(state, own_storage(tensor))) {
+    if (is_current(state) && is_whole(state, *storage)) {
       return found->second;
     }
     // Changed by something that we did not see.
@@ -332,7 +332,7 @@ Tape::StateId Tape::new_state(const at::Tensor& tensor, const OpInfo* op,
   State& state = states_.emplace_back();
   StoragePtr storage = own_storage(tensor);
   state.bytes = storage->nbytes();
-  state.data = storage->_mutable_data_ptr_no_checks().get();
+  state.data = storage->data_ptr().get();
   state.device = storage->device();
   state.op = op;
   state.why = why;

@@ -232,7 +232,7 @@ class Tape final : public std::enable_shared_from_this<Tape> {
                    c10::ArrayRef<c10::IValue> outputs) const;
   bool is_written_now(const c10::StorageImpl* storage) const;
   bool is_current(const State& state) const;
-  bool is_whole(const State& state, const StoragePtr& storage) const;
+  static bool is_whole(const State& state, const c10::StorageImpl& storage);
   bool has_bytes(const State& state) const;
   StateId read_state(const at::Tensor& tensor);
   void hold_here(StateId state, const at::Tensor& tensor);

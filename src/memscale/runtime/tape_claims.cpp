@@ -16,7 +16,7 @@ bool Tape::is_there(const State& state) const {
     return false;
   }
   const StoragePtr storage = state.original.lock();
-  return storage && is_whole(state, storage);
+  return storage && is_whole(state, *storage);
 }
 
 // Whether all that its lineage rests on is still there.

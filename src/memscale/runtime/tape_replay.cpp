@@ -144,7 +144,7 @@ bool Tape::use_original(State& state) {
     return false;
   }
   StoragePtr storage = state.original.lock();
-  if (!storage || !is_whole(state, storage)) return false;
+  if (!storage || !is_whole(state, *storage)) return false;
   state.held = std::move(storage);
   forget_maker(state);
   return true;

@@ -176,7 +176,7 @@ void Tape::offer(StateId id, const StoragePtr& storage) {
   if (!lock) return;
   State& state = states_[id];
   if (state.readers == 0 || state.held || !is_current(state)) return;
-  if (state.original.lock() != storage || !is_whole(state, storage)) return;
+  if (state.original.lock() != storage || !is_whole(state, *storage)) return;
   state.held = storage;
   forget_maker(state);
 }
