@@ -15,6 +15,7 @@ from __future__ import annotations
 import sys
 import threading
 import weakref
+from types import FrameType
 from typing import Any, Protocol
 
 import torch
@@ -58,37 +59,31 @@ class Calls(Protocol):
 
 
 class WayIn:
-    """Stands in a layer where its compiled call would. A copy of it is nothing."""
+    """Stands in a layer where its compiled call would. A copy of it is nothing.
 
-    def __init__(
-        self, module: nn.Module, calls: Calls, index: int, before: BeforeCall | None
-    ) -> None:
+    Without gradients, and where torch.compile looks on, nothing is done: what is
+    compiled holds what the compiler chose. It reads no number of the layer's then, so
+    that equal layers share what is compiled.
+    """
+
+    def __init__(self, module: nn.Module, calls: Calls, index: int) -> None:
         self._module = weakref.ref(module)  # which owns this
         self._calls = calls
         self._index = index
-        self._before = before
-        # Of the model; torch.compile would look into an object, not into a number.
-        self._number = -1 if before is None else before.number
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        # Without gradients, and where torch.compile looks on, nothing is done: what
-        # is compiled holds what the compiler chose.
-        if self._index > 0 and not torch.is_grad_enabled():
+        if not torch.is_grad_enabled() or is_compiling():
             return self._module()._call_impl(*args, **kwargs)  # type: ignore[union-attr]
-        if is_compiling():
-            if self._number >= 0 and torch.is_grad_enabled():
-                say_compiled(self._number)
-            return self._module()._call_impl(*args, **kwargs)  # type: ignore[union-attr]
-        module: Any = self._module()
-        frame = sys._getframe(1)
-        if frame.f_code is _CALL and frame.f_locals["self"] is not module:
-            return _call_copy(frame.f_locals["self"], args, kwargs)
-        if torch.is_grad_enabled():
-            return self._calls.run(self._index, module, args, kwargs, self._before)
-        self._calls.end_interrupted()  # its use_cache
-        if self._before is not None:
-            self._before.evaluation()
-        return module._call_impl(*args, **kwargs)
+        module, is_ours = self._called(sys._getframe(1))
+        if not is_ours:
+            return _call_copy(module, args, kwargs)
+        return self._calls.run(self._index, module, args, kwargs, None)
+
+    def _called(self, frame: FrameType) -> tuple[Any, bool]:
+        """Whom torch calls, and whether it is the module that this was made for."""
+        module = self._module()
+        called = frame.f_locals["self"] if frame.f_code is _CALL else module
+        return called, called is module
 
     def is_of(self, module: nn.Module) -> bool:
         return self._module() is module
@@ -101,6 +96,33 @@ class WayIn:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(None), ()
+
+
+class WayIntoModel(WayIn):
+    """That of the model itself, whose calls are steps."""
+
+    def __init__(
+        self, module: nn.Module, calls: Calls, before: BeforeCall | None
+    ) -> None:
+        super().__init__(module, calls, 0)
+        self._before = before
+        # torch.compile would look into an object, not into a number.
+        self._number = -1 if before is None else before.number
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if is_compiling():
+            if self._number >= 0 and torch.is_grad_enabled():
+                say_compiled(self._number)
+            return self._module()._call_impl(*args, **kwargs)  # type: ignore[union-attr]
+        module, is_ours = self._called(sys._getframe(1))
+        if not is_ours:
+            return _call_copy(module, args, kwargs)
+        if torch.is_grad_enabled():
+            return self._calls.run(0, module, args, kwargs, self._before)
+        self._calls.end_interrupted()  # its use_cache
+        if self._before is not None:
+            self._before.evaluation()
+        return module._call_impl(*args, **kwargs)
 
 
 def _call_copy(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -117,7 +139,11 @@ def place(
 ) -> None:
     """Have the calls of ``module`` go to ``calls``. One that is compiled stays so."""
     if vars(module).get(_PLACE) is None:
-        way_in = WayIn(module, calls, index, before)
+        way_in = (
+            WayIn(module, calls, index)
+            if index > 0
+            else WayIntoModel(module, calls, before)
+        )
         vars(module)[_PLACE] = way_in
         if before is not None:
             before.watch(module, way_in)

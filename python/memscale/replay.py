@@ -209,10 +209,6 @@ class Replay:
     def end_interrupted(self) -> None:
         _end_interrupted_call()
 
-    @property
-    def is_paused(self) -> bool:
-        return self._paused > 0
-
     def owned_by(self, detach: weakref.WeakMethod[Callable[[], object]]) -> None:
         """Whoever has more to detach than this."""
         self._owner = detach
