@@ -13,8 +13,9 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from memscale import logs, replay, verify
+from memscale import logs, verify
 from memscale._C import ConfigError, PlanError
+from memscale._way_in import remove_dead_hooks
 from memscale.config import AsyncOffloadConfig, Config, OptimizationMode
 from memscale.executor import Executor
 from memscale.inputs import read_call
@@ -118,7 +119,7 @@ def detach(model: Any) -> None:
         return
     executor = getattr(model, EXECUTOR)
     if executor is None:  # a copy of a wrapped model
-        replay.remove_dead_hooks(model)
+        remove_dead_hooks(model)
         object.__delattr__(model, EXECUTOR)
     else:
         executor.detach()

@@ -8,8 +8,8 @@
     with model._memscale_executor.paused():    # as if it were not wrapped
         ...
 
-Attached are hooks, nothing else: parameters, buffers, forward, class and ``state_dict``
-are the model's own all the time. ``detach`` takes every hook away.
+Layers tell of their calls (see memscale._way_in), nothing else: parameters, buffers,
+hooks, forward, class and ``state_dict`` are the model's own all the time.
 """
 
 from __future__ import annotations
@@ -95,18 +95,20 @@ class Executor:
         self._told = told
         self._policy = _policy(self.effective, self.compiled)
         self._layers = list(find_layers(model).modules)
-        self._replay = replay.attach(model, self._policy, around=self._use_cache.off)
+        # Called at the model's first call in training, before it is planned for.
+        self.first_checks: list[Callable[..., object]] = []
+        self._replay = replay.attach(
+            model, self._policy, around=self._use_cache.off, before=BeforeCall(self)
+        )
+        self._replay.owned_by(weakref.WeakMethod(self.detach))
         self._eight_bit: EightBitState | None = None
         try:
             if told is not None:
                 self._follow(told)
-            handle = model.register_forward_pre_hook(
-                BeforeCall(self), with_kwargs=True, prepend=True
-            )
         except BaseException:
             self._replay.detach()
             raise
-        self._on_detach += [handle.remove, self._replay.detach]
+        self._on_detach.append(self._replay.detach)
         is_asked_for = config.is_set("use_8bit_optimizer") or self.compiled
         if (is_asked_for and self.effective.use_8bit_optimizer) or (
             told is not None and told.optimizer_bits == 8
@@ -147,10 +149,6 @@ class Executor:
         """Within it, the model runs as if it were not wrapped."""
         self.void_step()
         return self._replay.paused()
-
-    @property
-    def is_paused(self) -> bool:
-        return self._replay.is_paused
 
     def __str__(self) -> str:
         text = wrapped_text(self._model, self.config, self.compiled)

@@ -31,12 +31,14 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.compiler import is_compiling
 
-from memscale import _C, _hook_stack
-from memscale._C import KeepSet, OpTimes, PlanError, TapeRules
+from memscale import _C, _hook_stack, _way_in
+from memscale._before_call import BeforeCall
+from memscale._C import InputError, KeepSet, OpTimes, PlanError, TapeRules
+from memscale._way_in import Begin
 from memscale.inputs import tensors_in
 from memscale.layers import find_layers
+from memscale.targets import ShardingCheck
 
 __all__ = [
     "DEFAULT_MIN_BYTES",
@@ -99,6 +101,7 @@ class Replay:
         layers: list[tuple[nn.Module, Policy]],
         min_bytes: int,
         around: Callable[[], AbstractContextManager[object]] = nullcontext,
+        before: BeforeCall | None = None,
     ) -> None:
         self._min_bytes = min_bytes
         self._engine = _C.Replay(
@@ -106,69 +109,109 @@ class Replay:
         )
         self._hooks = (self._engine.pack_hook(), _C.unpack_hook())
         self._around = around
+        self._check = ShardingCheck()
         self._paused = 0
         self._idle = False
-        self._of_thread = threading.local()
-        self._handles: list[Any] = []
+        self._owner: Callable[[], Callable[[], object] | None] = lambda: None
         self._on_detach: list[Callable[[], object]] = []
-        if any(policy != "keep" for _, policy in layers):
+        self._come_back: Callable[[], object] | None = None
+        self._watched: list[weakref.ref[nn.Module]] = []
+        self._records = any(policy != "keep" for _, policy in layers)
+        if self._records:
             _hook_stack.step_aside()
             # Also when the model is dropped without detaching.
             self._come_back = weakref.finalize(self, _hook_stack.stop_stepping_aside)
-            for index, (module, _) in enumerate(layers):
-                self._watch(module, index)
+        elif before is None:
+            layers = []
+        else:
+            layers = layers[:1]
+        for index, (module, _) in enumerate(layers):
+            self._watched.append(weakref.ref(module))
+            _way_in.place(module, self, index, before if index == 0 else None)
 
-    def _watch(self, module: nn.Module, index: int) -> None:
-        before, after = _Before(self, index), _After(self, index)
-        self._handles.append(module.register_forward_pre_hook(before))
-        self._handles.append(module.register_forward_hook(after, always_call=True))
-
-    def _before(self, index: int, frame: FrameType) -> None:
+    def run(
+        self,
+        index: int,
+        module: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        before: BeforeCall | None,
+    ) -> Any:
+        """A call of a layer while gradients are on."""
         _end_interrupted_call()
-        self._calls().append((index, self._enter(frame)))
+        if not self._is_left_alone():
+            self._refuse_if_sharded(module)
+            if before is not None:
+                before(module, args, kwargs)
+        begin, handle, output = Begin(self, index), None, None
+        try:
+            if _way_in.has_pre_hooks(module):
+                handle = module.register_forward_pre_hook(begin)
+            else:
+                begin()
+            output = module._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
+            return output
+        finally:
+            if handle is not None:
+                handle.remove()
+            if begin.is_done and index > 0:
+                self._engine.leave_layer()
+            if begin.has_entered:
+                self._leave(output)
+
+    def begin(self, index: int) -> bool:
+        """Whether the call that is recorded begins with this layer."""
+        entered = not self._is_left_alone() and self._enter()
         if index > 0:
             self._engine.enter_layer(index)
+        return entered
 
-    def _after(self, index: int, output: Any) -> None:
-        calls = self._calls()
-        if not calls or calls[-1][0] != index:
-            return  # a hook before ours raised
-        if index > 0:
-            self._engine.leave_layer()
-        if calls.pop()[1]:
-            self._leave(output)
+    def _is_left_alone(self) -> bool:
+        """Whether a call that begins now is not ours, or one of ours is running."""
+        return (
+            not self._watched  # detached
+            or self._paused > 0
+            or getattr(_of_thread, "call", None) is not None
+            or _is_capturing()
+        )
 
-    def _calls(self) -> list[tuple[int, bool]]:
-        """Layers that this thread is in, and with which of them it entered."""
-        if not hasattr(self._of_thread, "calls"):
-            self._of_thread.calls = []
-        calls: list[tuple[int, bool]] = self._of_thread.calls
-        return calls
+    def _refuse_if_sharded(self, module: nn.Module) -> None:
+        try:
+            self._check(module)
+        except InputError:
+            owner = self._owner()
+            (owner or self.detach)()  # nothing stays half attached
+            raise
 
-    def _enter(self, frame: FrameType) -> bool:
-        if self._paused or getattr(_of_thread, "call", None) is not None:
+    def _enter(self) -> bool:
+        if not self._records:
             return False
         if not self._idle and not (_hook_stack.is_free() and self._engine.enter()):
             return False
         around = self._around()
         around.__enter__()
         # First of all, so that what Ctrl-C leaves can be found.
-        _of_thread.call = (self, frame, around)
+        _of_thread.call = (self, _frame_of_run(), around)
         if not self._idle:
             _hook_stack.push(self._hooks)
         return True
 
     def _leave(self, output: Any) -> None:
-        _, _, around = _of_thread.call
+        call = getattr(_of_thread, "call", None)
+        if call is None or call[0] is not self:
+            return  # detached from inside of it
         _of_thread.call = None
-        around.__exit__(None, None, None)
+        call[2].__exit__(None, None, None)
         if self._engine.is_entered:
             _hook_stack.pop(self._hooks)
             self._engine.leave(tensors_in(output))
 
-    @property
-    def is_paused(self) -> bool:
-        return self._paused > 0
+    def end_interrupted(self) -> None:
+        _end_interrupted_call()
+
+    def owned_by(self, detach: weakref.WeakMethod[Callable[[], object]]) -> None:
+        """Whoever has more to detach than this."""
+        self._owner = detach
 
     def set_policies(self, policies: list[Policy]) -> None:
         """Other policies, one for each layer, from the next call on."""
@@ -205,67 +248,35 @@ class Replay:
         self._on_detach.append(work)
 
     def detach(self) -> None:
-        """Remove the hooks. Graphs that exist still can go backward."""
+        """Let go of the layers. Graphs that exist still can go backward."""
         _end_interrupted_call()
         call = getattr(_of_thread, "call", None)
         if call is not None and call[0] is self:  # from inside of a call
-            self._calls().clear()
             self._leave(None)
         for work in self._on_detach:
             work()
         self._on_detach.clear()
-        if not self._handles:
-            return
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
-        self._come_back()
+        self._records = False
+        for watched in self._watched:
+            module = watched()
+            if module is not None:
+                _way_in.take_away(module, self)
+        self._watched.clear()
+        if self._come_back is not None:
+            self._come_back()
 
 
-class Hook:
-    """A hook of ours. One that came with a copy of the model has no owner."""
-
-    is_on = False
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Hook:
-        return Hook()
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Hook, ()
-
-    def __call__(self, *_: Any) -> None:
-        pass
-
-
-class _LayerHook(Hook):
-    is_on = True
-
-    def __init__(self, replay: Replay, index: int) -> None:
-        self._replay, self._index = replay, index
-
-
-# Without gradients, and where torch.compile looks on, hooks do nothing: what is
-# compiled holds what the compiler chose.
-
-
-class _Before(_LayerHook):
-    def __call__(self, _module: nn.Module, _args: Any) -> None:
-        if is_compiling():
-            return
-        if torch.is_grad_enabled():
-            self._replay._before(self._index, sys._getframe(1))
-        else:
-            _end_interrupted_call()  # its hooks, and its use_cache
-
-
-class _After(_LayerHook):
-    def __call__(self, _module: nn.Module, _args: Any, output: Any) -> None:
-        if not is_compiling():
-            self._replay._after(self._index, output)
+def _frame_of_run() -> FrameType:
+    """Of the call of a layer that begins now."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code is not Replay.run.__code__:
+        frame = frame.f_back
+    assert frame is not None
+    return frame
 
 
 def _end_interrupted_call() -> None:
-    """End the call that this thread was in, if Ctrl-C did: torch then runs no hooks.
+    """End the call that this thread was in, if Ctrl-C came while it was ending.
 
     A frame that runs no longer can be cleared; one that runs refuses.
     """
@@ -277,27 +288,19 @@ def _end_interrupted_call() -> None:
         frame.clear()
     except RuntimeError:
         return
-    replay._calls().clear()
     replay._leave(None)
+
+
+def _is_capturing() -> bool:
+    """Whether what runs becomes a CUDA graph: its memory is the graph's own."""
+    cuda = torch.cuda
+    is_used = cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return bool(is_used and cuda.is_current_stream_capturing())
 
 
 def is_attached(model: nn.Module) -> bool:
     """Whether the model or a part of it is."""
-    return any(
-        isinstance(hook, Hook) and hook.is_on
-        for module in model.modules()
-        for hook in module._forward_pre_hooks.values()
-    )
-
-
-def remove_dead_hooks(model: nn.Module) -> None:
-    """Those that came with a copy of an attached model."""
-    for module in model.modules():
-        for hooks in (module._forward_pre_hooks, module._forward_hooks):
-            for key in [k for k, hook in hooks.items() if isinstance(hook, Hook)]:
-                del hooks[key]
-                module._forward_hooks_always_called.pop(key, None)
-                module._forward_pre_hooks_with_kwargs.pop(key, None)
+    return any(_way_in.way_in_of(module) is not None for module in model.modules())
 
 
 def attach(
@@ -306,23 +309,25 @@ def attach(
     *,
     min_bytes: int = DEFAULT_MIN_BYTES,
     around: Callable[[], AbstractContextManager[object]] = nullcontext,
+    before: BeforeCall | None = None,
 ) -> Replay:
     """Recompute from now on what ``policy`` does not keep.
 
     One policy for all layers, or policies by layer name or pattern
     (``{"transformer.h.*": "block"}``; the first that matches counts, layers
     without one keep everything). Storages smaller than ``min_bytes`` are kept.
-    ``around()`` gives a context for each call that is recorded.
+    ``around()`` gives a context for each call that is recorded; ``before`` is called
+    before the model is.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be an nn.Module, got {type(model).__name__}")
     if is_attached(model):
         raise PlanError("the model, or a part of it, is attached already: detach it")
-    remove_dead_hooks(model)
+    _way_in.remove_dead_hooks(model)
     if isinstance(min_bytes, bool) or not isinstance(min_bytes, int) or min_bytes < 0:
         raise PlanError(f"min_bytes must be an int >= 0, got {min_bytes!r}")
     layers = _choose(find_layers(model).modules, policy)
-    return Replay(model, layers, min_bytes, around)
+    return Replay(model, layers, min_bytes, around, before)
 
 
 def _choose(

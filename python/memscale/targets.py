@@ -9,8 +9,9 @@ from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
 from memscale._C import InputError
+from memscale._way_in import way_in_of
 
-__all__ = ["check_model", "find_model", "innermost", "is_compiled"]
+__all__ = ["ShardingCheck", "check_model", "find_model", "innermost", "is_compiled"]
 
 # Classes by name, so that their libraries need not be imported: what to do instead.
 _REFUSED = {
@@ -52,9 +53,9 @@ def find_model(target: Any) -> nn.Module:
 def is_compiled(model: nn.Module) -> bool:
     """Whether torch.compile made it, or its compile() was called."""
     # Asking for torch.compile's class would import dynamo.
-    return (
-        hasattr(model, "_orig_mod")
-        or getattr(model, "_compiled_call_impl", None) is not None
+    return hasattr(model, "_orig_mod") or (
+        getattr(model, "_compiled_call_impl", None) is not None
+        and way_in_of(model) is None
     )
 
 
@@ -87,6 +88,10 @@ def _check_kind(model: nn.Module) -> None:
         raise InputError(
             "target must be a module in Python, got a scripted one: wrap the original"
         )
+    _check_sharding(model)
+
+
+def _check_sharding(model: nn.Module) -> None:
     for module in model.modules():
         for cls in type(module).__mro__:
             if cls.__name__ in _REFUSED and not cls.__module__.startswith("memscale"):
@@ -100,6 +105,41 @@ def _check_kind(model: nn.Module) -> None:
                 "target must not be inside of a FullyShardedDataParallel, which "
                 f"{_REFUSED['FullyShardedDataParallel']}"
             )
+
+
+class ShardingCheck:
+    """Whether others have begun to move the parameters of a model or a part of it.
+
+    Asked at each call in training. ``fully_shard`` changes the class of modules that
+    exist, so all of them are looked at, but only classes that are new are checked.
+    """
+
+    def __init__(self) -> None:
+        self._known: set[type] = set()
+
+    def __call__(self, model: nn.Module) -> None:
+        """Raises InputError, saying who does."""
+        kinds = _kinds_in(model)
+        # Others who shard from outside set this on all modules.
+        if not kinds <= self._known or "_is_fsdp_managed_module" in vars(model):
+            _check_sharding(model)
+            self._known |= kinds
+
+
+def _kinds_in(model: nn.Module) -> set[type]:
+    # Several times faster than modules(), which has a generator for each.
+    seen = {model}
+    level = [model]
+    while level:
+        level = [
+            part
+            for module in level
+            if module._modules
+            for part in module._modules.values()
+            if part is not None and part not in seen
+        ]
+        seen.update(level)
+    return set(map(type, seen))
 
 
 def _check_devices(model: nn.Module) -> None:

@@ -13,11 +13,12 @@ gradients and all random states are left as they were.
 
 from __future__ import annotations
 
+import functools
 import logging
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -28,12 +29,9 @@ from memscale._verify_fit import sole_device
 from memscale._verify_report import Difference, VerifyError, VerifyReport
 from memscale._verify_search import verify_step
 from memscale._verify_step import Executor, Step
+from memscale._way_in import Hook
 from memscale.config import Config
 from memscale.inputs import Call, LossFn, build_call, read_call
-from memscale.replay import Hook
-
-if TYPE_CHECKING:
-    from torch.utils.hooks import RemovableHandle
 
 __all__ = [
     "Difference",
@@ -210,32 +208,39 @@ class FirstBatchCheck(Hook):
     ``report`` is None until then. ``cancel()`` takes the hook away.
     """
 
-    is_on = True
-
     def __init__(self, model: nn.Module, executor: Executor, config: Config) -> None:
         self.report: VerifyReport | None = None
         self._config = config
         self._model = weakref.ref(model)
         self._executor = executor
-        # First of all hooks: what wraps the model does not see this call begin twice.
-        self._handle: RemovableHandle | None = model.register_forward_pre_hook(
-            self, with_kwargs=True, prepend=True
-        )
+        # Before what wraps the model sees the call begin, which would see it twice.
+        self._cancel: Callable[[], object] | None
+        wraps = getattr(executor, "wraps", None)
+        if wraps is not None and wraps(model):
+            executor.first_checks.append(self)  # type: ignore[attr-defined]
+            self._cancel = functools.partial(
+                executor.first_checks.remove,  # type: ignore[attr-defined]
+                self,
+            )
+        else:  # what is around the model, say
+            self._cancel = model.register_forward_pre_hook(
+                self, with_kwargs=True, prepend=True
+            ).remove
 
     @property
     def done(self) -> bool:
-        return self._handle is None
+        return self._cancel is None
 
     def cancel(self) -> None:
-        if self._handle is not None:
-            self._handle.remove()
-            self._handle = None
+        cancel, self._cancel = self._cancel, None
+        if cancel is not None:
+            cancel()
 
     def __call__(
         self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
         # A copy that is traced has the hooks of its original.
-        if model is not self._model() or self._handle is None:
+        if model is not self._model() or self.done:
             return
         if not (model.training and torch.is_grad_enabled()):
             return

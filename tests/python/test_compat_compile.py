@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.utils import counters
 
 import memscale
 from compat_twins import (
@@ -111,6 +112,23 @@ def test_a_compiled_part(
     assert_same(run(steps(), plain), run(steps(), ours))
     assert executor_of(ours).stats().saves_dropped > 0
     assert caplog.text.count("Net runs without a prediction: blocks.0 is compiled") == 1
+
+
+def test_layers_compiled_one_by_one_share_a_graph() -> None:
+    """As without wrap: dynamo gives up on code that it has compiled too often."""
+    graphs, records = [], []
+    for wrapped in (False, True):
+        torch._dynamo.reset()
+        counters.clear()
+        model = make(lambda: Net(depth=6))
+        if wrapped:
+            memscale.wrap(model, config_of())
+        for i in range(6):
+            model.blocks[i] = torch.compile(model.blocks[i], backend="eager")
+        records.append(run(steps(), model))
+        graphs.append(counters["stats"]["unique_graphs"])
+    assert_same(*records)
+    assert graphs[0] == graphs[1]
 
 
 @backends

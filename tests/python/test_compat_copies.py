@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+import pickletools
 from typing import Any
 
 import pytest
@@ -137,6 +138,16 @@ def test_a_copy_is_not_wrapped_and_can_be(how: str, trained: bool) -> None:
     assert executor_of(copied).stats().saves_dropped > 0
     memscale.detach(copied)
     assert_as_never_wrapped(copied, twin)
+
+
+@pytest.mark.parametrize("verified", [False, True])
+def test_a_pickle_names_nothing_of_ours(verified: bool) -> None:
+    """It can be loaded where memscale is not installed."""
+    model = memscale.wrap(make(), config_of(verify_correctness=verified))
+    for _ in range(2):
+        named = {str(arg) for _, arg, _ in pickletools.genops(pickle.dumps(model))}
+        assert [n for n in named if "memscale" in n] == ["_memscale_executor"]
+        model(batch()).sum().backward()
 
 
 def test_detach_of_a_copy_leaves_nothing() -> None:

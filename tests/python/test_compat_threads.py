@@ -126,6 +126,41 @@ def test_forward_and_backward_in_other_threads() -> None:
     assert_as_never_wrapped(ours, plain)
 
 
+def test_training_in_one_thread_and_evaluation_in_another() -> None:
+    """Of one model: the other thread's ops and bits are torch's own all the time."""
+
+    def build() -> nn.Module:
+        layer = nn.TransformerEncoderLayer(64, 4, 128, 0.0, batch_first=True)
+        return nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).eval()
+
+    x = torch.randn(4, 40, 64, generator=torch.Generator().manual_seed(1))
+    mask = nn.Transformer.generate_square_subsequent_mask(40)
+    plain, ours = make(build).eval(), memscale.wrap(make(build), config_of()).eval()
+    with torch.no_grad():
+        expected = plain(x, mask)
+    ours(x, mask).sum().backward()  # planned
+    inside, evaluated = threading.Event(), threading.Event()
+    forward = ours.layers[1].forward
+
+    def waiting(*args: Any, **kwargs: Any) -> torch.Tensor:
+        if torch.is_grad_enabled():
+            inside.set()
+            assert evaluated.wait(60)
+        out: torch.Tensor = forward(*args, **kwargs)
+        return out
+
+    def evaluate() -> None:
+        assert inside.wait(60)
+        with torch.no_grad():
+            assert torch.equal(ours(x, mask), expected)
+        evaluated.set()
+
+    ours.layers[1].forward = waiting
+    dropped = executor_of(ours).stats().saves_dropped
+    in_threads(lambda: ours(x, mask).sum().backward(), evaluate)
+    assert executor_of(ours).stats().saves_dropped > dropped
+
+
 # ---- processes ----
 
 

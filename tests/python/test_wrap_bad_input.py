@@ -21,7 +21,7 @@ from compat_twins import (
     steps,
     untouched_process,  # noqa: F401
 )
-from memscale import Config, InputError, _hook_stack
+from memscale import Config, InputError, _hook_stack, replay
 from memscale.config import AsyncOffloadConfig
 from never_wrapped import assert_as_never_wrapped
 
@@ -192,7 +192,39 @@ def test_sharded_after_wrap_is_refused_at_the_first_batch(
     model = shard(inner, version)
     with pytest.raises(InputError, match=r"FSDPModule|FullySharded"):
         model(batch())
-    memscale.detach(inner)
+    assert not hasattr(inner, "_memscale_executor")  # nothing stays half attached
+    model(batch()).square().mean().backward()
+
+
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize(
+    "planned", ["by a sample", "by a plan", "in a step", "by hand"]
+)
+def test_sharded_after_a_plan_was_made_is_refused(
+    version: int, planned: str, one_process: Any
+) -> None:
+    """Also a part of it; the plan was made before, so nobody looks at the model."""
+    inner = make()
+    if planned == "by a plan":
+        config = Config(plan=memscale.plan(make(), batch()).to_json())
+        memscale.wrap(inner, config)
+    elif planned == "by hand":
+        replay.attach(inner, "block", min_bytes=1)
+    else:
+        memscale.wrap(inner, sample_input=batch() if "sample" in planned else None)
+    if planned == "in a step":
+        inner(batch()).sum().backward()
+        inner.blocks[0] = shard(inner.blocks[0], version)
+        model = inner
+    else:
+        model = shard(inner, version)
+    buffers = {name: b.clone() for name, b in inner.named_buffers()}
+    with pytest.raises(InputError, match=r"(FSDPModule|FullySharded).*shard it"):
+        model(batch())
+    for name, buffer in inner.named_buffers():  # it did not run
+        assert torch.equal(buffer, buffers[name])
+    assert not replay.is_attached(inner)
+    assert not hasattr(inner, "_memscale_executor")
     model(batch()).square().mean().backward()
 
 
