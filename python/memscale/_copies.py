@@ -12,6 +12,7 @@ from __future__ import annotations
 import copy
 import copyreg
 import functools
+import gc
 import sys
 import sysconfig
 import threading
@@ -123,6 +124,9 @@ class Copies:
 
     def copy(self, value: Any, what: str) -> Any:
         """The copy of ``value``; ``what`` it is, for the error."""
+        # Collections would look at each new container again and again.
+        collects = gc.isenabled()
+        gc.disable()
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # iterators cannot be copied one day
@@ -133,6 +137,9 @@ class Copies:
             raise CannotCopy(
                 f"{what} cannot be copied: {type(error).__name__}: {error}"
             ) from error
+        finally:
+            if collects:
+                gc.enable()
 
     def _copy(self, value: Any) -> Any:
         return copy_containers(value, self.memo, self._other)

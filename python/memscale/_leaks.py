@@ -10,16 +10,38 @@ from __future__ import annotations
 
 import functools
 import gc
+import logging
 import weakref
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from memscale._C import TraceError
 
-__all__ = ["remove_fakes"]
+__all__ = [
+    "note_failure",
+    "only_new_objects",
+    "remove_fakes",
+    "remove_fakes_of_failures",
+]
+
+_log = logging.getLogger("memscale")
+
+
+@contextmanager
+def only_new_objects() -> Iterator[None]:
+    """Collections within it look at what was made within it, which takes no time."""
+    if gc.get_freeze_count():  # by an outer call, or the user
+        yield
+        return
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 def remove_fakes(modes: Iterable[weakref.ref[Any]]) -> None:
@@ -30,11 +52,12 @@ def remove_fakes(modes: Iterable[weakref.ref[Any]]) -> None:
     """
     if not _alive(modes):
         return
-    gc.collect()  # cycles of modules and their forwards
-    if not _alive(modes):
-        return
+    gc.collect()  # torch's own cycles
     left = _fakes(modes)
-    for holder in gc.get_referrers(*left) if left else ():
+    if not left:
+        return
+    gc.unfreeze()  # a frozen object is nobody's referrer
+    for holder in gc.get_referrers(*left):
         if holder is not left:
             _take_out(holder)
     del left
@@ -51,6 +74,25 @@ def remove_fakes(modes: Iterable[weakref.ref[Any]]) -> None:
             f"objects of {', '.join(sorted(kinds)) or 'C++'}: what it keeps has no "
             "values now"
         )
+
+
+_failed: list[weakref.ref[Any]] = []
+
+
+def note_failure(modes: Iterable[weakref.ref[Any]]) -> None:
+    """Their trace failed: while its error is alive, so are fakes in its frames."""
+    _failed[:] = [ref for ref in (*_failed, *modes) if ref() is not None]
+
+
+def remove_fakes_of_failures() -> None:
+    """Once the errors are gone. What cannot be removed is logged."""
+    gc.collect()
+    modes = _failed[:]
+    _failed.clear()
+    try:
+        remove_fakes(modes)
+    except TraceError as error:
+        _log.warning("%s", error)
 
 
 def _alive(modes: Iterable[weakref.ref[Any]]) -> list[FakeTensorMode]:

@@ -78,6 +78,10 @@ class Untouched:
         finally:
             for restore in reversed(self._restores):
                 restore()
+            # Copies know of this: no cycle keeps them.
+            self._copies = None
+            self._swaps.clear()
+            self._restores.clear()
 
     # ---- reading ----
 

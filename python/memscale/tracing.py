@@ -77,12 +77,12 @@ def trace_step(
     model does not accept the call.
     """
     tracer = _StaticTracer(model, call, device, loss_fn, optimizer)
-    with _ONE_AT_A_TIME:
+    with _ONE_AT_A_TIME, _leaks.only_new_objects():
         try:
-            step = tracer.trace(repeat=True)
-        except _repeat.NotRepeatable as why:
-            _log.debug("layers that look equal are traced one by one: %s", why)
-            step = tracer.trace(repeat=False)
+            step = tracer.trace_once_or_twice()
+        except BaseException:
+            _leaks.note_failure(tracer.modes)
+            raise
         _leaks.remove_fakes(tracer.modes)
         return step
 
@@ -102,6 +102,13 @@ class _StaticTracer:
         self.loss_fn = loss_fn
         self.optimizer = optimizer
         self.modes: list[weakref.ref[KnownIntegersMode]] = []
+
+    def trace_once_or_twice(self) -> TracedStep:
+        try:
+            return self.trace(repeat=True)
+        except _repeat.NotRepeatable as why:
+            _log.debug("layers that look equal are traced one by one: %s", why)
+        return self.trace(repeat=False)
 
     def trace(self, repeat: bool, saves: bool = True) -> TracedStep:
         _check_traceable(self.model)
@@ -146,6 +153,11 @@ class _StaticTracer:
                 # torch.func refuses to work while somebody watches saved tensors.
                 return self.trace(repeat, saves=False)
             raise
+        finally:
+            # Layers and their observed forwards know each other: without these
+            # cycles the shell goes at once, with all that it has copied.
+            for module in list(shell.modules()):
+                vars(module).pop("forward", None)
 
     def _run(
         self,
