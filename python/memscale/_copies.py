@@ -135,7 +135,8 @@ class Copies:
             raise
         except Exception as error:
             raise CannotCopy(
-                f"{what} cannot be copied: {type(error).__name__}: {error}"
+                f"{what} cannot be copied ({type(error).__name__}: {error}), and a "
+                "trace on the original would change it"
             ) from error
         finally:
             if collects:
@@ -148,7 +149,7 @@ class Copies:
         """The copy of what is none of Python's own containers."""
         kind = type(value)
         if kind in _ATOM_TYPES:
-            if kind is types.FunctionType:
+            if kind is types.FunctionType or kind is type:
                 self._met_code(value)
             return value
         if id(value) in self.memo:
@@ -206,9 +207,7 @@ class Copies:
     def _instance(self, value: Any) -> Any:
         self._num_objects += 1
         if self._num_objects > _MAX_OBJECTS:
-            raise CannotCopy(
-                f"there are more than {_MAX_OBJECTS} objects to be copied"
-            )
+            raise CannotCopy(f"there are more than {_MAX_OBJECTS} objects to be copied")
         if hasattr(value, "nbytes") and hasattr(value, "flags"):  # numpy's
             if not value.flags.writeable:
                 return value

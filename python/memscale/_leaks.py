@@ -128,5 +128,6 @@ def _take_out(holder: Any) -> None:
 
 def _is_namespace(holder: dict[Any, Any]) -> bool:
     return any(
-        getattr(owner, "__dict__", None) is holder for owner in gc.get_referrers(holder)
+        isinstance(owner, type) or getattr(owner, "__dict__", None) is holder
+        for owner in gc.get_referrers(holder)
     )

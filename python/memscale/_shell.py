@@ -102,4 +102,3 @@ def keeps_hook(hook: Any) -> bool:
     code = getattr(hook, "func", hook)  # of a partial
     module = getattr(code, "__module__", None) or type(code).__module__
     return module.partition(".")[0] in _LIBRARIES
-

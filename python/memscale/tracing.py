@@ -30,6 +30,11 @@ from memscale import _leaks, _repeat
 from memscale._C import Recorder, Trace, TraceError
 from memscale._copies import CannotCopy, Copies
 from memscale._fake import DATA_DEPENDENT_ERRORS, CannotTrace, KnownIntegersMode
+from memscale._fakes_in_use import (
+    fakes_pass_for_real,
+    fakes_stay_where_they_are,
+    quiet_fakes,
+)
 from memscale._optimizer_step import OptimizerLike
 from memscale._optimizer_step import trace_step as trace_optimizer_step
 from memscale._randomness import same_randomness
@@ -178,9 +183,9 @@ class _StaticTracer:
             recorder.set_saves_unknown()
             recorder.add_note("saved tensors are unknown: the model uses torch.func")
         with ExitStack() as stack:
-            stack.enter_context(_fakes_pass_for_real())
-            stack.enter_context(_fakes_stay_where_they_are())
-            stack.enter_context(_quiet_fakes())
+            stack.enter_context(fakes_pass_for_real())
+            stack.enter_context(fakes_stay_where_they_are())
+            stack.enter_context(quiet_fakes())
             stack.enter_context(same_randomness())
             stack.enter_context(torch.inference_mode(False))
             # In this thread: autograd's device threads may have been started
@@ -317,74 +322,6 @@ def _outside_autocast(device: torch.device) -> Iterator[None]:
         yield
     finally:
         torch.set_autocast_enabled(device.type, enabled)
-
-
-@contextmanager
-def _quiet_fakes() -> Iterator[None]:
-    """torch logs a traceback for each error that we raise anyway."""
-    logger = logging.getLogger("torch._subclasses.fake_tensor")
-    disabled, logger.disabled = logger.disabled, True
-    try:
-        yield
-    finally:
-        logger.disabled = disabled
-
-
-@contextmanager
-def _fakes_pass_for_real() -> Iterator[None]:
-    """Hugging Face's models take another way when they see a fake tensor.
-
-    They do so because a fake one has no values to look at; ours have.
-    """
-    try:
-        from transformers.utils import import_utils
-    except ImportError:
-        yield
-        return
-    if not hasattr(import_utils, "is_fake_tensor"):
-        yield
-        return
-    original = import_utils.is_fake_tensor
-    import_utils.is_fake_tensor = lambda x: False
-    try:
-        yield
-    finally:
-        import_utils.is_fake_tensor = original
-
-
-@contextmanager
-def _fakes_stay_where_they_are() -> Iterator[None]:
-    """``module.to(dtype)`` in forward: torch cannot swap fakes that are in use.
-
-    Mostly there is nothing to be done. Where there is, the step is unlike the next.
-    """
-    original = nn.Module._apply
-
-    def apply(module: nn.Module, fn: Callable[..., Any], recurse: bool = True) -> Any:
-        if not any(isinstance(p, FakeTensor) for p in module._parameters.values()):
-            return original(module, fn, recurse)
-        for child in module.children() if recurse else ():
-            child._apply(fn)
-        for name, tensor in module._parameters.items():
-            if tensor is None:
-                continue
-            with torch.no_grad():
-                made = fn(tensor)
-            if (made.dtype, made.device) != (tensor.dtype, tensor.device):
-                raise CannotTrace(
-                    f"its forward makes parameter {name!r} {made.dtype} on "
-                    f"{made.device}"
-                )
-        for name, tensor in module._buffers.items():
-            if tensor is not None:
-                module._buffers[name] = fn(tensor)
-        return module
-
-    nn.Module._apply = apply  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        nn.Module._apply = original  # type: ignore[method-assign]
 
 
 def observe_layers(

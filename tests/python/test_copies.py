@@ -38,7 +38,7 @@ class Plain:
     other: Any = None
 
 
-class Pair(collections.namedtuple("Pair", "a b")):  # noqa: PYI024, SLOT002
+class Pair(collections.namedtuple("Pair", "a b")):
     pass
 
 
@@ -107,7 +107,7 @@ def test_too_deep() -> None:
     deep: list[Any] = []
     for _ in range(100_000):
         deep = [deep]
-    with pytest.raises(CannotCopy, match="it cannot be copied: RecursionError"):
+    with pytest.raises(CannotCopy, match=r"it cannot be copied .RecursionError"):
         copied(deep)
 
 
@@ -195,7 +195,7 @@ def test_modules_and_their_tensors() -> None:
 
 
 def test_what_has_no_copy() -> None:
-    with pytest.raises(CannotCopy, match="it cannot be copied: TypeError"):
+    with pytest.raises(CannotCopy, match=r"it cannot be copied .TypeError"):
         copied([(x for x in [1])])
     with pytest.raises(CannotCopy, match="more than 100000 objects"):
         copied([Plain(None) for _ in range(100_001)])

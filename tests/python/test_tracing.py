@@ -344,6 +344,18 @@ class TestJson:
             i.bytes for i in Timeline(trace, "device", 512)
         ]
 
+    def test_what_is_held_is_the_instants_bytes(self) -> None:
+        timeline = memscale.estimate(models.cnn(), models.images()).timeline
+        peak = timeline.peak()
+        assert peak is not None
+        held = timeline.held(peak.op)
+        del timeline  # the entries keep what they point into
+        assert sum(each.bytes for each in held) <= peak.bytes
+        assert {each.category for each in held} >= {"parameters", "activations"}
+        assert [each.bytes for each in held] == sorted(
+            (each.bytes for each in held), reverse=True
+        )
+
 
 class TestWhereTheModelIs:
     @pytest.mark.parametrize("name", ["gpt2", "bert", "cnn"])
