@@ -8,6 +8,7 @@ memscale.optim.to_8bit. Those that cannot be converted are left alone, and that 
 from __future__ import annotations
 
 import gc
+import itertools
 import logging
 import weakref
 from collections import defaultdict
@@ -148,10 +149,11 @@ def holds_parameters(optimizer: torch.optim.Optimizer, model: nn.Module) -> bool
 
 def find_optimizer(model: nn.Module) -> torch.optim.Optimizer | None:
     """The optimizer that holds the model's parameters, if the program has made one."""
-    for thing in gc.get_objects():
-        # By its type: proxies among the objects may do anything when they are asked.
-        if issubclass(type(thing), torch.optim.Optimizer) and holds_parameters(
-            thing, model
-        ):
+    things = gc.get_objects()
+    # By types: proxies among the objects may do anything when they are asked. Without
+    # a loop in Python: there may be millions.
+    kinds = {k for k in set(map(type, things)) if issubclass(k, torch.optim.Optimizer)}
+    for thing in itertools.compress(things, map(kinds.__contains__, map(type, things))):
+        if holds_parameters(thing, model):
             return innermost_optimizer(thing)
     return None

@@ -14,7 +14,6 @@ hooks, forward, class and ``state_dict`` are the model's own all the time.
 
 from __future__ import annotations
 
-import gc
 import logging
 import threading
 import weakref
@@ -28,6 +27,7 @@ from torch import nn
 from memscale import logs, replay
 from memscale._before_call import BeforeCall
 from memscale._C import Error, InputError, Plan, PlanError, TraceError
+from memscale._leaks import remove_fakes_of_failures
 from memscale._optimizer_step import innermost_optimizer
 from memscale._planned import Planned, resident_bytes, state_of
 from memscale._progress import progress
@@ -36,7 +36,7 @@ from memscale._signature import Signatures
 from memscale._use_cache import UseCache
 from memscale.config import Config, EffectiveConfig, OptimizationMode
 from memscale.eight_bit import EightBitState, find_optimizer
-from memscale.estimator import estimate_call
+from memscale.estimator import Estimate, estimate_call
 from memscale.inputs import Call
 from memscale.layers import find_layers
 from memscale.ledger import Entry, Watch
@@ -309,6 +309,7 @@ class Executor:
             )
             return Planned()
         optimizer = self._optimizer_now()
+        traced: Estimate | None = None
         try:
             with (
                 progress(f"planning {name}"),
@@ -338,9 +339,10 @@ class Executor:
             self._say_no_plan(f"{type(error).__name__} while tracing it: {error}")
             return Planned()
         finally:
-            # Tracing leaves cycles, of errors and their frames: they would keep the
-            # model and this batch alive until the next collection.
-            gc.collect()
+            # Errors are in cycles with their frames, which would keep the model and
+            # this batch alive until the next collection.
+            if traced is None:
+                remove_fakes_of_failures()
         self.say(plan_text(plan))
         if self.config.warmup_steps == 0:
             return Planned(plan)

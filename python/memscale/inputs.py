@@ -39,6 +39,13 @@ class Call:
         )
         return Call(args, kwargs, target, self.has_target, self.source)
 
+    def copied(self, copy: Callable[[Any, str], Any]) -> Call:
+        """The same call on copies of everything."""
+        args, kwargs, target = copy(
+            (self.args, self.kwargs, self.target), "an argument of the model"
+        )
+        return Call(args, kwargs, target, self.has_target, self.source)
+
     def tensors(self) -> list[torch.Tensor]:
         leaves = pytree.tree_leaves((self.args, self.kwargs, self.target))
         return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]

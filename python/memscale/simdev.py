@@ -9,6 +9,8 @@ card, not how fast a card is.
 
 from __future__ import annotations
 
+import atexit
+
 import torch
 from torch.utils.backend_registration import generate_methods_for_privateuse1_backend
 
@@ -41,4 +43,5 @@ def enable(memory: int | str = "8GiB") -> torch.device:
         generate_methods_for_privateuse1_backend(for_storage=True)
         # As if the seed set so far had been set with the device loaded.
         _sim_module.manual_seed(torch.initial_seed())
+        atexit.register(_simdev.wait_for_backward)
     return torch.device("sim", 0)

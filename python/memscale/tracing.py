@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import logging
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -25,18 +26,26 @@ from torch._subclasses.fake_tensor import (
 from torch.nn.parameter import UninitializedParameter
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from memscale import _repeat
+from memscale import _leaks, _repeat
 from memscale._C import Recorder, Trace, TraceError
+from memscale._copies import CannotCopy, Copies
 from memscale._fake import DATA_DEPENDENT_ERRORS, CannotTrace, KnownIntegersMode
+from memscale._fakes_in_use import (
+    fakes_pass_for_real,
+    fakes_stay_where_they_are,
+    quiet_fakes,
+)
 from memscale._optimizer_step import OptimizerLike
 from memscale._optimizer_step import trace_step as trace_optimizer_step
 from memscale._randomness import same_randomness
 from memscale._recorded import add_residents, mark_gradients, mark_returned, unpack
-from memscale._shell import Faker, make_shell
+from memscale._shell import Faker, keeps_hook
+from memscale._untouched import Untouched
 from memscale.inputs import Call, LossFn, find_loss
 from memscale.layers import find_layers
 
 __all__ = [
+    "CannotCopy",
     "CannotTrace",
     "TracedStep",
     "trace_step",
@@ -68,16 +77,19 @@ def trace_step(
 ) -> TracedStep:
     """Trace a training step of ``model`` as it would run on ``device``.
 
-    Raises CannotTrace if values that fake tensors do not have decide what runs, and
-    the model's own error if the model does not accept the call.
+    Raises CannotTrace if values that fake tensors do not have decide what runs,
+    CannotCopy if it would run on what is the user's, and the model's own error if the
+    model does not accept the call.
     """
     tracer = _StaticTracer(model, call, device, loss_fn, optimizer)
-    with _ONE_AT_A_TIME:
+    with _ONE_AT_A_TIME, _leaks.only_new_objects():
         try:
-            return tracer.trace(repeat=True)
-        except _repeat.NotRepeatable as why:
-            _log.debug("layers that look equal are traced one by one: %s", why)
-            return tracer.trace(repeat=False)
+            step = tracer.trace_once_or_twice()
+        except BaseException:
+            _leaks.note_failure(tracer.modes)
+            raise
+        _leaks.remove_fakes(tracer.modes)
+        return step
 
 
 class _StaticTracer:
@@ -94,32 +106,63 @@ class _StaticTracer:
         self.device = device
         self.loss_fn = loss_fn
         self.optimizer = optimizer
+        self.modes: list[weakref.ref[KnownIntegersMode]] = []
+
+    def trace_once_or_twice(self) -> TracedStep:
+        try:
+            return self.trace(repeat=True)
+        except _repeat.NotRepeatable as why:
+            _log.debug("layers that look equal are traced one by one: %s", why)
+        return self.trace(repeat=False)
 
     def trace(self, repeat: bool, saves: bool = True) -> TracedStep:
         _check_traceable(self.model)
         mode = KnownIntegersMode()
+        self.modes.append(weakref.ref(mode))
         faker = Faker(mode, self.device)
-        shell = make_shell(self.model, faker)
+        untouched = Untouched()
+        met: list[torch.Tensor] = []
+
+        def make_fake(tensor: torch.Tensor) -> torch.Tensor:
+            met.append(_know(mode, faker.tensor(tensor), tensor))
+            return met[-1]
+
+        copies = Copies(make_fake, untouched.met_code, keeps_hook)
+        for tensor in [*self.model.parameters(), *self.model.buffers()]:
+            copies.memo[id(tensor)] = faker.tensor(tensor)
+        shell = copies.copy(self.model, type(self.model).__name__)
         # A model that is not in training mode is about to be.
         if not shell.training:
             shell.train()
         fake_of = {p: faker.tensor(p) for p in self.model.parameters()}
         for buffer in self.model.buffers():
             _know(mode, faker.tensor(buffer), buffer)
-        call = self.call.map_tensors(lambda t: _know(mode, faker.tensor(t), t))
-        loss_fn = self.loss_fn
-        if isinstance(loss_fn, nn.Module):
-            loss_fn = make_shell(loss_fn, faker)
+        met.clear()
+        call = self.call.copied(copies.copy)
         recorder = Recorder(self.device, FakeTensor, fake_run=True)
+        for tensor in [*call.tensors(), *met]:
+            recorder.add_resident(tensor, "inputs")
+        loss_fn = copies.copy(self.loss_fn, "loss_fn")
+        untouched.met_code(
+            type(self.optimizer)
+            if isinstance(self.optimizer, torch.optim.Optimizer)
+            else self.optimizer
+        )
         try:
-            return self._run(
-                mode, shell, fake_of, call, loss_fn, recorder, repeat, saves
-            )
+            with untouched.on(copies):
+                return self._run(
+                    mode, shell, fake_of, call, loss_fn, recorder, repeat, saves
+                )
         except RuntimeError as error:
             if saves and "saved tensor hooks" in str(error):
                 # torch.func refuses to work while somebody watches saved tensors.
                 return self.trace(repeat, saves=False)
             raise
+        finally:
+            # Layers and their observed forwards know each other: without these
+            # cycles the shell goes at once, with all that it has copied.
+            for module in list(shell.modules()):
+                vars(module).pop("forward", None)
 
     def _run(
         self,
@@ -134,21 +177,21 @@ class _StaticTracer:
     ) -> TracedStep:
         hooks = _Saves(recorder, mode).hooks() if saves else None
         rows = observe_layers(shell, recorder, mode if repeat else None, hooks)
-        for tensor in call.tensors():
-            recorder.add_resident(tensor, "inputs")
         if any(p._post_accumulate_grad_hooks for p in self.model.parameters()):
             recorder.add_note("hooks that run as gradients arrive are not traced")
         if not saves:
             recorder.set_saves_unknown()
             recorder.add_note("saved tensors are unknown: the model uses torch.func")
         with ExitStack() as stack:
-            stack.enter_context(_fakes_pass_for_real())
-            stack.enter_context(_quiet_fakes())
+            stack.enter_context(fakes_pass_for_real())
+            stack.enter_context(fakes_stay_where_they_are())
+            stack.enter_context(quiet_fakes())
             stack.enter_context(same_randomness())
-            # In this thread: autograd's device threads may have been started
-            # before the device was loaded, and then there is none for it.
-            stack.enter_context(torch.autograd.set_multithreading_enabled(False))
             stack.enter_context(torch.inference_mode(False))
+            # In this thread: autograd's device threads may have been started
+            # before the device was loaded, and then there is none for it. After
+            # inference_mode, which switches the threads on again.
+            stack.enter_context(torch.autograd.set_multithreading_enabled(False))
             stack.enter_context(torch.enable_grad())
             stack.enter_context(mode)
             recorder.start()
@@ -279,39 +322,6 @@ def _outside_autocast(device: torch.device) -> Iterator[None]:
         yield
     finally:
         torch.set_autocast_enabled(device.type, enabled)
-
-
-@contextmanager
-def _quiet_fakes() -> Iterator[None]:
-    """torch logs a traceback for each error that we raise anyway."""
-    logger = logging.getLogger("torch._subclasses.fake_tensor")
-    disabled, logger.disabled = logger.disabled, True
-    try:
-        yield
-    finally:
-        logger.disabled = disabled
-
-
-@contextmanager
-def _fakes_pass_for_real() -> Iterator[None]:
-    """Hugging Face's models take another way when they see a fake tensor.
-
-    They do so because a fake one has no values to look at; ours have.
-    """
-    try:
-        from transformers.utils import import_utils
-    except ImportError:
-        yield
-        return
-    if not hasattr(import_utils, "is_fake_tensor"):
-        yield
-        return
-    original = import_utils.is_fake_tensor
-    import_utils.is_fake_tensor = lambda x: False
-    try:
-        yield
-    finally:
-        import_utils.is_fake_tensor = original
 
 
 def observe_layers(

@@ -344,6 +344,18 @@ class TestJson:
             i.bytes for i in Timeline(trace, "device", 512)
         ]
 
+    def test_what_is_held_is_the_instants_bytes(self) -> None:
+        timeline = memscale.estimate(models.cnn(), models.images()).timeline
+        peak = timeline.peak()
+        assert peak is not None
+        held = timeline.held(peak.op)
+        del timeline  # the entries keep what they point into
+        assert sum(each.bytes for each in held) <= peak.bytes
+        assert {each.category for each in held} >= {"parameters", "activations"}
+        assert [each.bytes for each in held] == sorted(
+            (each.bytes for each in held), reverse=True
+        )
+
 
 class TestWhereTheModelIs:
     @pytest.mark.parametrize("name", ["gpt2", "bert", "cnn"])
@@ -418,8 +430,15 @@ class TestCategories:
         assert ops[data["storages"][output]["freed"]]["phase"] == "forward"
 
 
+class Shared(list[Any]):
+    """Is not copied: what is written into it in a trace is seen."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Shared:
+        return self
+
+
 def test_the_loss_is_computed_once() -> None:
-    calls = []
+    calls = Shared()
 
     def loss_fn(output: torch.Tensor) -> torch.Tensor:
         calls.append(tuple(output.shape))

@@ -171,15 +171,18 @@ void bind_trace(py::module_& m) {
              }
              return shares;
            })
-      .def(
-          "held",
-          [](const Timeline& t, std::size_t op) {
-            std::vector<Entry<Storage>> held;
-            for (const StorageId id : t.held(OpId(op)))
-              held.push_back({&t.trace(), id.index(), &t.trace().at(id)});
-            return held;
-          },
-          py::keep_alive<0, 1>());
+      .def("held", [](const py::object& self, std::size_t op) {
+        const auto& t = self.cast<const Timeline&>();
+        py::list held;
+        for (const StorageId id : t.held(OpId(op))) {
+          const py::object entry = py::cast(
+              Entry<Storage>{&t.trace(), id.index(), &t.trace().at(id)});
+          // Each of them: a list cannot keep anything alive.
+          py::detail::keep_alive_impl(entry, self);
+          held.append(entry);
+        }
+        return held;
+      });
 }
 
 }  // namespace memscale

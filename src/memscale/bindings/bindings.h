@@ -40,6 +40,9 @@ void bind_solver(pybind11::module_& m);
 // What needs libtorch.
 void bind_runtime(pybind11::module_& m);
 
+// Deep copies of Python's own containers.
+void bind_copies(pybind11::module_& m);
+
 }  // namespace memscale
 
 namespace pybind11::detail {

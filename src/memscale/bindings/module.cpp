@@ -12,4 +12,5 @@ PYBIND11_MODULE(_C, m) {
   memscale::bind_plan(m);
   memscale::bind_decision(m);
   memscale::bind_solver(m);
+  memscale::bind_copies(m);
 }

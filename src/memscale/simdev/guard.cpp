@@ -3,6 +3,7 @@
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 
 #include "memscale/simdev/device.h"
+#include "memscale/simdev/engine.h"
 #include "memscale/simdev/registration.h"
 
 namespace memscale::sim {
@@ -20,6 +21,7 @@ struct SimGuard final : c10::impl::DeviceGuardImplInterface {
     TORCH_CHECK(device.type() == kDeviceType && device.index() <= 0,
                 "invalid device ordinal: sim has one device, sim:0, got ",
                 device);
+    note_device_set();
   }
   void uncheckedSetDevice(c10::Device) const noexcept override {}
 
