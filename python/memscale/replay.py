@@ -33,7 +33,7 @@ import torch
 from torch import nn
 from torch.compiler import is_compiling
 
-from memscale import _C, _hook_stack
+from memscale import _C, _hook_stack, _use_cache
 from memscale._C import KeepSet, OpTimes, PlanError, TapeRules
 from memscale.inputs import tensors_in
 from memscale.layers import find_layers
@@ -134,6 +134,7 @@ class Replay:
         if not calls or calls[-1][0] != index:
             return  # a hook before ours raised
         if index > 0:
+            _use_cache.leave_layer()
             self._engine.leave_layer()
         if calls.pop()[1]:
             self._leave(output)

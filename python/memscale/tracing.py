@@ -25,7 +25,7 @@ from torch._subclasses.fake_tensor import (
 from torch.nn.parameter import UninitializedParameter
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from memscale import _repeat
+from memscale import _repeat, _use_cache
 from memscale._C import Recorder, Trace, TraceError
 from memscale._fake import DATA_DEPENDENT_ERRORS, CannotTrace, KnownIntegersMode
 from memscale._optimizer_step import OptimizerLike
@@ -145,6 +145,7 @@ class _StaticTracer:
             stack.enter_context(_fakes_pass_for_real())
             stack.enter_context(_quiet_fakes())
             stack.enter_context(same_randomness())
+            stack.enter_context(_use_cache.telling(recorder))
             # In this thread: autograd's device threads may have been started
             # before the device was loaded, and then there is none for it.
             stack.enter_context(torch.autograd.set_multithreading_enabled(False))
@@ -367,7 +368,10 @@ def _observe(
                 return row.call(place, forward, args, kwargs)
             output = forward(*args, **kwargs)
             if layer == 0:
+                _use_cache.leave_call()
                 mark_returned(recorder, output)
+            else:
+                _use_cache.leave_layer()
             return output
         finally:
             recorder.leave_layer()
