@@ -203,42 +203,29 @@ def test_no_more_is_held_than_without_a_cache(mode: Mode, name: str) -> None:
     assert held[0] <= held[1]
 
 
-def test_a_cache_that_is_held_is_seen_in_bytes() -> None:
-    """The measure of the test above: it finds keys and values that are held."""
-    model = memscale.wrap(make(llama), config_of(Mode.AGGRESSIVE))
-    ids = tokens()
-    model(input_ids=ids, labels=ids).loss.backward()
-    held = []
-    for arguments in ({}, {"use_cache": True}):
-        with memscale.memory.track("cpu") as memory:
-            output = model(input_ids=ids, labels=ids, **arguments)
-            held.append(memory.current - memory.before)
-            del output
-    layers, heads, width = 2, 1, 32
-    assert held[1] - held[0] == 2 * layers * 4 * LENGTH * heads * width * 4
-
-
 # ---- what the user sees ----
 
 
 def test_a_cache_that_nobody_asked_for_is_let_go() -> None:
     for name, build in MODELS.items():
         model = memscale.wrap(make(build), config_of())
-        cache = model(input_ids=tokens()).past_key_values
-        assert len(cache) == len(plain_cache(build)), name
+        cache = model(**inputs(name)).past_key_values
+        assert len(cache) == model.config.num_hidden_layers, name
         assert cache.get_seq_length() == LENGTH, name
         assert all(forgotten(cache)), name
 
 
-def plain_cache(build: Callable[[], nn.Module]) -> Any:
-    return make(build)(input_ids=tokens()).past_key_values
+def inputs(name: str) -> dict[str, torch.Tensor]:
+    """Without labels, for which some models go without a cache."""
+    texts = ["input_ids", "decoder_input_ids"]
+    return dict.fromkeys(texts[: 2 if name in ("t5", "bart") else 1], tokens())
 
 
 @pytest.mark.parametrize("name", ["llama", "mistral", "t5"])
 def test_reading_what_was_let_go_raises(name: str) -> None:
     model = memscale.wrap(make(MODELS[name]), config_of())
-    ids = tokens()
-    cache = model(input_ids=ids).past_key_values
+    batch = inputs(name)
+    cache = model(**batch).past_key_values
     keys = (cache if name != "t5" else cache.cross_attention_cache).layers[0].keys
     assert keys.shape[0] == 4
     for read in (
@@ -250,7 +237,7 @@ def test_reading_what_was_let_go_raises(name: str) -> None:
         keys.numpy,
         lambda: pickle.dumps(keys),
         lambda: copy.deepcopy(keys),
-        lambda: model(input_ids=ids[:, :1], past_key_values=cache),
+        lambda: model(**batch, past_key_values=cache),
     ):
         with pytest.raises(ForgottenError, match="call the model with use_cache=True"):
             read()
@@ -281,10 +268,9 @@ def continue_from(cache_of: Callable[[nn.Module], dict[str, Any]]) -> Any:
 
 def test_a_cache_that_was_asked_for_is_left_alone() -> None:
     drive = continue_from(lambda model: {"use_cache": True})
-    for build in (gpt2, MODELS["mistral"]):
-        plain, ours = make(build), make(build)
-        memscale.wrap(ours, config_of())
-        assert_same(run(drive, plain), run(drive, ours))
+    plain, ours = make(gpt2), make(gpt2)
+    memscale.wrap(ours, config_of())
+    assert_same(run(drive, plain), run(drive, ours))
 
 
 class Outer(nn.Module):
