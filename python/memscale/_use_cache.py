@@ -1,60 +1,365 @@
-"""``use_cache`` of Hugging Face models: keys and values held for generation.
+"""Keys and values that Hugging Face's models hold for generation.
 
-In training nobody reads them, yet they would be held through the whole step, against
-what recomputation saves. While a wrapped model is called for training the switch is
-off; evaluation and ``generate`` find it as it was.
+With ``use_cache`` on, as most configurations have it, a call fills a cache that holds
+every layer's keys and values for as long as the output lives. In training nobody
+reads them. The switch stays as it is: with it off a model runs other ops, whose
+results differ in their last bits. Instead, a cache that the library made in a
+training call, and that nobody asked for, lets go of what a layer wrote.
+
+When: after the layer returned, if a trace has shown that nothing reads it again in
+the call; else after the call. What is left in its place still has a shape, and raises
+``ForgottenError`` when it is read. Caches of other kinds are left alone.
 """
 
 from __future__ import annotations
 
+import functools
+import inspect
+import sys
 import threading
 import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from types import FrameType
 from typing import Any
 
+import torch
 from torch import nn
 
-__all__ = ["UseCache"]
+from memscale._C import Error, Recorder, format_bytes
+from memscale.inputs import tensors_in
+
+__all__ = [
+    "Caches",
+    "ForgottenError",
+    "forgetting",
+    "leave_call",
+    "leave_layer",
+    "off",
+    "telling",
+]
+
+_of_thread = threading.local()
+
+# Frames of these between the user's call of a model and the cache that it makes.
+_LIBRARIES = {"torch", "transformers", "peft", "accelerate", "memscale"}
 
 
-class UseCache:
-    """The switches of one model. Calls may nest and come from several threads."""
+class ForgottenError(Error):
+    """Keys or values were read that a training call let go of."""
 
-    def __init__(self, model: nn.Module) -> None:
-        self._model = weakref.ref(model)  # it may own this
-        self._lock = threading.Lock()
-        self._num_calls = 0
-        self._turned: list[Any] = []
+    def __init__(self) -> None:
+        super().__init__(
+            "the keys and values of this cache were let go: a wrapped model does not "
+            "hold what it cached in a training call, because training does not read "
+            "it. To use them, call the model with use_cache=True, or pass it a cache "
+            "of your own as past_key_values"
+        )
+
+
+class _Forgotten(torch.Tensor):
+    """In the place of a tensor that was let go: its shape, and no bytes."""
+
+    @staticmethod
+    def of(tensor: torch.Tensor) -> _Forgotten:
+        made: _Forgotten = torch.Tensor._make_wrapper_subclass(
+            _Forgotten,
+            tensor.shape,
+            strides=tensor.stride(),
+            dtype=tensor.dtype,
+            device=tensor.device,
+            storage_size=0,
+        )
+        return made
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    @classmethod
+    def __torch_dispatch__(cls, *_: Any, **__: Any) -> Any:
+        raise ForgottenError
+
+    def _read(self, *_: Any, **__: Any) -> Any:
+        raise ForgottenError
+
+    # These ask for bytes without calling an op.
+    __reduce_ex__ = __deepcopy__ = _read
+    __array__ = numpy = tolist = data_ptr = _read  # type: ignore[assignment]
+
+    def __repr__(self, **_: Any) -> str:  # type: ignore[override]
+        return f"<let go in a training call: {self.dtype}{list(self.shape)}>"
+
+
+class Caches:
+    """How the calls of one wrapped model treat the caches that are made in them."""
+
+    def __init__(self, say: weakref.WeakMethod[Callable[[str], object]]) -> None:
+        self.early = False  # after each layer: no layer reads another's entries
+        self._say = say
+        self._said = False
 
     @contextmanager
-    def off(self) -> Iterator[None]:
-        with self._lock:
-            self._num_calls += 1
-            if self._num_calls == 1:
-                self._turned = list(self._configs())
-                for config in self._turned:
-                    config.use_cache = False
-        try:
-            yield
-        finally:
-            self._restore()
+    def in_call(self) -> Iterator[None]:
+        call = _Call(self.early, _frame_of_call())
+        with _entered(call):
+            try:
+                yield
+            finally:
+                call.forget_all()
+        held = 0 if self._said else call.bytes_held()
+        say = self._say()
+        if held and say is not None:
+            self._said = True
+            say(
+                f"the model's cache of past keys and values holds {format_bytes(held)} "
+                "through each training step, because it is of a kind that cannot be "
+                "let go: config.use_cache = False saves that"
+            )
 
-    def _restore(self) -> None:
-        with self._lock:
-            self._num_calls -= 1
-            if self._num_calls == 0:
-                for config in self._turned:
-                    config.use_cache = True
-                self._turned = []
 
-    def _configs(self) -> Iterator[Any]:
-        """Those that are on; a configuration that modules share comes once."""
-        seen: set[int] = set()
-        model = self._model()
-        for module in () if model is None else model.modules():
-            config = module.__dict__.get("config")
-            if id(config) in seen or getattr(config, "use_cache", None) is not True:
+@contextmanager
+def forgetting() -> Iterator[None]:
+    """While a step is traced: caches are treated as in calls of a wrapped model.
+
+    Raises ForgottenError if a layer reads what another wrote into a cache.
+    """
+    with _entered(_Call(early=True, frame=None)):
+        yield
+
+
+@contextmanager
+def telling(recorder: Recorder) -> Iterator[None]:
+    """The recorder is told what is forgotten, and until when it would be held."""
+    call = getattr(_of_thread, "call", None)
+    if call is None:
+        yield
+        return
+    call.recorder = recorder
+    try:
+        yield
+    finally:
+        call.recorder = None
+
+
+def leave_layer() -> None:
+    """A layer has returned, in this thread."""
+    call = getattr(_of_thread, "call", None)
+    if call is not None and call.early:
+        call.forget_written()
+
+
+def leave_call() -> None:
+    """The model that is traced has returned."""
+    call = getattr(_of_thread, "call", None)
+    if call is not None:
+        call.forget_all()
+
+
+class _Call:
+    """A training call of a model, in the thread that runs it."""
+
+    def __init__(self, early: bool, frame: FrameType | None) -> None:
+        self.early = early
+        self.frame = frame  # that runs it; None: it ends with a context, whatever comes
+        self.recorder: Recorder | None = None
+        self._made: list[weakref.ref[Any]] = []
+        self._written: list[tuple[weakref.ref[Any], int]] = []
+
+    def made(self, cache: Any) -> None:
+        self._made.append(weakref.ref(cache))
+
+    def wrote(self, cache: Any, layer: int) -> None:
+        if any(each() is cache for each in self._made):
+            self._written.append((weakref.ref(cache), layer))
+
+    def is_running(self) -> bool:
+        """Ctrl-C may have ended it, and torch then runs no hook that would say so."""
+        frame: FrameType | None = sys._getframe()
+        while frame is not None and frame is not self.frame:
+            frame = frame.f_back
+        return self.frame is None or frame is not None
+
+    def forget_written(self) -> None:
+        written, self._written = self._written, []
+        for reference, layer in written:
+            cache = reference()
+            if cache is not None and _is_known(cache, cache.layers[layer]):
+                self._forget(cache.layers[layer])
+
+    def forget_all(self) -> None:
+        self._written.clear()
+        for cache in self._caches():
+            for entry in cache.layers:
+                if _is_known(cache, entry):
+                    self._forget(entry)
+
+    def bytes_held(self) -> int:
+        """By entries that are not known, of caches that outlive the call."""
+        storages = {}
+        for cache in self._caches():
+            for entry in cache.layers:
+                if _is_known(cache, entry):
+                    continue
+                for tensor in tensors_in(vars(entry)):
+                    storage = tensor.untyped_storage()
+                    storages[storage._cdata] = storage.nbytes()
+        return sum(storages.values())
+
+    def _caches(self) -> Iterator[Any]:
+        for reference in self._made:
+            cache = reference()
+            if cache is not None:
+                yield cache
+
+    def _forget(self, entry: Any) -> None:
+        for name in ("keys", "values"):
+            tensor = getattr(entry, name)
+            if tensor is None or isinstance(tensor, _Forgotten):
                 continue
-            seen.add(id(config))
-            yield config
+            left = _Forgotten.of(tensor)
+            if self.recorder is not None:
+                self.recorder.forget(tensor)
+                # It dies when the tensor would.
+                end = weakref.finalize(left, self.recorder.end_forgotten)
+                end.atexit = False
+            setattr(entry, name, left)
+
+
+def _is_known(cache: Any, entry: Any) -> bool:
+    """Whether what it holds are keys and values, and nothing is made from them."""
+    kinds = sys.modules["transformers.cache_utils"]
+    return type(cache) is kinds.DynamicCache and type(entry) in (
+        kinds.DynamicLayer,
+        kinds.DynamicSlidingWindowLayer,
+    )
+
+
+def _frame_of_call() -> FrameType | None:
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code is not nn.Module._call_impl.__code__:
+        frame = frame.f_back
+    return frame
+
+
+# ---- seeing caches: two methods of the library's, while calls run ----
+
+_lock = threading.Lock()
+_num_calls = 0
+_originals: list[tuple[type, str, Any]] = []
+
+
+@contextmanager
+def _entered(call: _Call) -> Iterator[None]:
+    global _num_calls
+    with _lock:
+        _num_calls += 1
+        if _num_calls == 1:
+            _watch_caches()
+    before = getattr(_of_thread, "call", None)
+    _of_thread.call = call
+    try:
+        yield
+    finally:
+        _of_thread.call = before
+        with _lock:
+            _num_calls -= 1
+            if _num_calls == 0:
+                while _originals:
+                    owner, name, original = _originals.pop()
+                    setattr(owner, name, original)
+
+
+def _watch_caches() -> None:
+    module = sys.modules.get("transformers.cache_utils")
+    # Older versions, without DynamicLayer, hold keys and values in other ways.
+    if module is None or not hasattr(module, "DynamicLayer"):
+        return
+    for owner, name, watched in (
+        (module.DynamicCache, "__init__", _watched_init),
+        (module.Cache, "update", _watched_update),
+    ):
+        original = vars(owner)[name]
+        _originals.append((owner, name, original))
+        setattr(owner, name, watched(original))
+
+
+def _watched_init(original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        call = getattr(_of_thread, "call", None)
+        if (
+            call is not None
+            and call.is_running()
+            and not _is_asked_for(sys._getframe(1))
+        ):
+            call.made(self)
+
+    return init
+
+
+def _watched_update(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def update(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(self, *args, **kwargs)
+        call = getattr(_of_thread, "call", None)
+        if call is not None:
+            # update(key_states, value_states, layer_idx, ...)
+            call.wrote(self, kwargs["layer_idx"] if len(args) < 3 else args[2])
+        return result
+
+    return update
+
+
+def _is_asked_for(frame: FrameType | None) -> bool:
+    """Whether the cache that is made here is the user's, or may be.
+
+    It is not, if a model of the library makes it though it was called without a
+    cache and without ``use_cache=True``.
+    """
+    if _package(frame) != "transformers":
+        return True
+    called: FrameType | None = None  # the outermost module of the library's
+    while frame is not None and _package(frame) in _LIBRARIES:
+        if frame.f_code is nn.Module._call_impl.__code__:
+            called = frame
+        frame = frame.f_back
+    if called is None:
+        return True
+    given = called.f_locals
+    named = dict(given["kwargs"])
+    if given["args"]:
+        try:
+            signature = inspect.signature(given["self"].forward)
+            named.update(signature.bind_partial(*given["args"]).arguments)
+        except (TypeError, ValueError):
+            return True
+    return bool(named.get("use_cache")) or named.get("past_key_values") is not None
+
+
+def _package(frame: FrameType | None) -> str:
+    name = "" if frame is None else frame.f_globals.get("__name__", "")
+    return str(name).partition(".")[0]
+
+
+# ---- without caches ----
+
+
+def off(model: nn.Module) -> AbstractContextManager[None]:
+    """No caches: for steps that are recomputed, where each layer would write twice."""
+    configs = {
+        id(config): config
+        for config in (module.__dict__.get("config") for module in model.modules())
+        if getattr(config, "use_cache", None) is True
+    }
+    return _turned_off(list(configs.values())) if configs else nullcontext()
+
+
+@contextmanager
+def _turned_off(configs: list[Any]) -> Iterator[None]:
+    for config in configs:
+        config.use_cache = False
+    try:
+        yield
+    finally:
+        for config in configs:
+            config.use_cache = True

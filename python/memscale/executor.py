@@ -33,7 +33,7 @@ from memscale._planned import Planned, resident_bytes, state_of
 from memscale._progress import progress
 from memscale._shell import without_hooks_of_users
 from memscale._signature import Signatures
-from memscale._use_cache import UseCache
+from memscale._use_cache import Caches
 from memscale.config import Config, EffectiveConfig, OptimizationMode
 from memscale.eight_bit import EightBitState, find_optimizer
 from memscale.estimator import Estimate, estimate_call
@@ -41,7 +41,7 @@ from memscale.inputs import Call
 from memscale.layers import find_layers
 from memscale.ledger import Entry, Watch
 from memscale.plan_text import plan_text, wrapped_text
-from memscale.planning import decide
+from memscale.planning import as_wrapped, decide, forgets_cache
 from memscale.targets import check_model, innermost, is_compiled
 
 __all__ = ["Executor"]
@@ -83,7 +83,8 @@ class Executor:
         self._model_ref = weakref.ref(model)
         # Weak as well: what it holds may be as large.
         self._optimizer_ref = None if optimizer is None else weakref.ref(optimizer)
-        self._use_cache = UseCache(model)
+        # Weak: nothing here waits for a garbage collection.
+        self._caches = Caches(weakref.WeakMethod(self.say))
         self._on_detach: list[Callable[[], object]] = []
         self._planned: Signatures[Planned] = Signatures()
         self._plan: Plan | None = None
@@ -98,7 +99,7 @@ class Executor:
         # Called at the model's first call in training, before it is planned for.
         self.first_checks: list[Callable[..., object]] = []
         self._replay = replay.attach(
-            model, self._policy, around=self._use_cache.off, before=BeforeCall(self)
+            model, self._policy, around=self._caches.in_call, before=BeforeCall(self)
         )
         self._replay.owned_by(weakref.WeakMethod(self.detach))
         self._eight_bit: EightBitState | None = None
@@ -218,6 +219,7 @@ class Executor:
 
     def _follow(self, plan: Plan | None) -> None:
         self._plan = plan
+        self._caches.early = plan is not None and forgets_cache(plan)
         # By name: layers may have come and gone since the model was wrapped.
         chosen: dict[str, replay.Policy] = {}
         if plan is not None:
@@ -314,11 +316,12 @@ class Executor:
             with (
                 progress(f"planning {name}"),
                 self.paused(),
-                self._use_cache.off(),
                 without_hooks_of_users(),
             ):
-                traced = estimate_call(
-                    model, call, optimizer, self.config, None, fallback=False
+                traced = as_wrapped(
+                    lambda: estimate_call(
+                        model, call, optimizer, self.config, None, fallback=False
+                    )
                 )
                 if not traced.trace.saves_known:
                     raise TraceError("what its backward needs was not to be seen")

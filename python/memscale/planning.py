@@ -15,6 +15,7 @@ Decisions are made in C++ (core/decision.h), from a trace: nothing is run.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from torch import nn
 from memscale import _C, hardware
 from memscale._C import CostModel, OpTimes, Plan, PlanError, Question, format_bytes
 from memscale._optimizer_step import OptimizerLike, innermost_optimizer
-from memscale._use_cache import UseCache
+from memscale._use_cache import ForgottenError, forgetting
 from memscale.config import Config
 from memscale.estimator import Estimate, estimate
 from memscale.inputs import LossFn
@@ -32,7 +33,15 @@ from memscale.layers import find_layers
 from memscale.optim import why_not_8bit
 from memscale.replay import DEFAULT_MIN_BYTES
 
-__all__ = ["Plan", "decide", "load_plan", "pareto", "plan"]
+__all__ = [
+    "Plan",
+    "as_wrapped",
+    "decide",
+    "forgets_cache",
+    "load_plan",
+    "pareto",
+    "plan",
+]
 
 _NUM_PLANS = 12
 
@@ -159,10 +168,28 @@ def _traced(
     device: torch.device | str | hardware.DeviceSpec | None,
     sizes: dict[str, int],
 ) -> Estimate:
-    with UseCache(model).off():
-        return estimate(
+    return as_wrapped(
+        lambda: estimate(
             model, sample_input, optimizer, config, loss_fn, device=device, **sizes
         )
+    )
+
+
+def as_wrapped(trace: Callable[[], Estimate]) -> Estimate:
+    """What ``trace`` gives for a step as it runs wrapped: caches forget, if they may.
+
+    A model whose layers read what others cached has its caches as they are.
+    """
+    try:
+        with forgetting():
+            return trace()
+    except ForgottenError:
+        return trace()
+
+
+def forgets_cache(plan: Plan) -> bool:
+    """Whether caches forgot in the step that it was made from."""
+    return any(verdict.rule == "forget_cache" for verdict in plan.verdicts)
 
 
 def _card(

@@ -19,6 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
+from memscale import _use_cache
 from memscale._C import LayerCall, Recorder, Trace, TraceError
 from memscale._fake import KnownIntegersMode
 from memscale._optimizer_step import OptimizerLike
@@ -57,7 +58,8 @@ def record_step(
         return _record(model, call, device, loss_fn, optimizer, checkpointed=False)
     except torch.OutOfMemoryError:
         _log.info("out of memory: recording again, blocks keep only their inputs")
-    return _record(model, call, device, loss_fn, optimizer, checkpointed=True)
+    with _use_cache.off(model):  # a layer that runs twice would write into it twice
+        return _record(model, call, device, loss_fn, optimizer, checkpointed=True)
 
 
 def _record(
@@ -81,6 +83,7 @@ def _record(
         )
         for tensor in call.tensors():
             recorder.add_resident(tensor, "inputs")
+        stack.enter_context(_use_cache.telling(recorder))
         recorder.start()
         try:
             loss, source = _loss(model, call, loss_fn, recorder)
@@ -199,7 +202,10 @@ def _observed(
                 return _Checkpointed(recorder, layer)(forward, args, kwargs)
             output = forward(*args, **kwargs)
             if layer == 0:
+                _use_cache.leave_call()
                 mark_returned(recorder, output)
+            else:
+                _use_cache.leave_layer()
             return output
         finally:
             recorder.leave_layer()

@@ -32,7 +32,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from memscale import _C, _hook_stack, _way_in
+from memscale import _C, _hook_stack, _use_cache, _way_in
 from memscale._before_call import BeforeCall
 from memscale._C import InputError, KeepSet, OpTimes, PlanError, TapeRules
 from memscale._way_in import Begin
@@ -155,6 +155,7 @@ class Replay:
             if handle is not None:
                 handle.remove()
             if begin.is_done and index > 0:
+                _use_cache.leave_layer()
                 self._engine.leave_layer()
             if begin.has_entered:
                 self._leave(output)

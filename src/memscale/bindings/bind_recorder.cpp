@@ -116,6 +116,8 @@ void bind_recorder(py::module_& m) {
             r.set_category(tensor, from_string<Category>(category));
           })
       .def("set_returned", &Recorder::set_returned)
+      .def("forget", &Recorder::forget)
+      .def("end_forgotten", &Recorder::end_forgotten)
       .def("set_state", &Recorder::set_state)
       .def("set_stands_for", &Recorder::set_stands_for)
       .def("set_saves_unknown", &Recorder::set_saves_unknown)

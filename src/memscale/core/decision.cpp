@@ -33,10 +33,40 @@ void check(const Question& question) {
   }
 }
 
+Bytes peak_of(const Timeline& timeline) {
+  const auto peak = timeline.peak();
+  return peak ? peak->bytes : timeline.resident();
+}
+
+// Of the program as it is by itself: it holds for longer what the trace has it
+// forget.
+Bytes plain_peak(const Question& question) {
+  Trace plain = *question.trace;
+  for (Storage& storage : plain.storages) {
+    if (storage.plain_freed.valid() && storage.freed.valid()) {
+      storage.freed = std::max(storage.freed, storage.plain_freed);
+    }
+  }
+  return peak_of(Timeline(plain, Place::Device, question.granularity));
+}
+
+// Says what is forgotten, if anything is. Python looks for the rule's name: a
+// program is run as it was traced.
+void say_forgotten(const Trace& trace, Plan& plan) {
+  Bytes bytes;
+  for (const Storage& storage : trace.storages) {
+    if (storage.plain_freed.valid()) bytes += storage.bytes;
+  }
+  if (bytes == 0_B) return;
+  plan.verdicts.push_back(
+      {"forget_cache", str("keys and values that the model caches and training "
+                           "does not read, ",
+                           bytes, ", are let go as each layer returns")});
+}
+
 // Every layer keeps all: what rules start from.
 Plan plain_plan(const Question& question, const Timeline& timeline) {
   const Trace& trace = *question.trace;
-  const auto peak = timeline.peak();
   Plan plan;
   plan.model = question.model;
   plan.fingerprint = fingerprint_of(trace);
@@ -49,7 +79,9 @@ Plan plain_plan(const Question& question, const Timeline& timeline) {
     plan.layers.emplace_back().layer = layer.name;
   }
   plan.plain_nanoseconds = question.cost.nanoseconds(trace);
-  plan.plain_peak = peak ? peak->bytes : timeline.resident();
+  say_forgotten(trace, plan);
+  plan.plain_peak =
+      plan.verdicts.empty() ? peak_of(timeline) : plain_peak(question);
   apply_forecast(
       question, forecast(question, uniform_rules(question, ReplayPolicy::Keep)),
       plan);

@@ -65,7 +65,7 @@ Trace without_optimizer_ops(const Trace& trace) {
     if (is_gone(trace.storages[i])) continue;
     storage_now[i] = StorageId(result.storages.size());
     Storage& storage = result.storages.emplace_back(trace.storages[i]);
-    for (OpId* last : {&storage.freed, &storage.let_go}) {
+    for (OpId* last : {&storage.freed, &storage.let_go, &storage.plain_freed}) {
       if (!last->valid()) continue;
       // The one op that follows; but what goes with the optimizer's first one,
       // which only makes a counter, is gone before it.

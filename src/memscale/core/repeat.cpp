@@ -112,6 +112,9 @@ Section append(TraceBuilder& builder, const Section& model,
                                               : OpId();
     }
     storage.returned = false;  // of the copy's own result: told anew
+    if (builder.is_forgotten(StorageId(i))) {
+      builder.forget(StorageId(trace.storages.size()));
+    }
     trace.storages.push_back(storage);
   }
 

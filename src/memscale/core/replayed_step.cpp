@@ -242,6 +242,7 @@ void Prediction::finish_storages() {
                           : moved(plain.freed);
     }
     storage.let_go = std::min(storage.let_go, storage.freed);
+    storage.plain_freed = moved(plain.plain_freed);
   }
   const auto is_backward = [](const Op& op) {
     return op.phase != Phase::Forward;

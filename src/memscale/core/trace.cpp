@@ -130,6 +130,8 @@ void check_storage(const Trace& trace, std::size_t i) {
                          " must not come after freed, op ", storage.freed,
                          ", got ", storage.let_go));
   }
+  check_optional_id({"storages", i, "plain_freed"}, storage.plain_freed, "ops",
+                    trace.ops);
 }
 
 void check_save(const Trace& trace, std::size_t i) {

@@ -88,6 +88,10 @@ struct Storage {
   // saved for backward. Invalid: as `freed`, or nobody looked.
   OpId let_go{};
   bool returned = false;  // among what the model's call returns
+  // What `freed` would be at least if the program did not forget it sooner
+  // (keys and values in a cache that nobody reads). Invalid: it is not
+  // forgotten.
+  OpId plain_freed{};
 
   bool operator==(const Storage&) const = default;
 };

@@ -126,6 +126,20 @@ void TraceBuilder::set_returned(StorageId storage) {
   trace_.storages.at(storage.index()).returned = true;
 }
 
+void TraceBuilder::forget(StorageId storage) {
+  if (!is_forgotten(storage)) forgotten_.push_back(storage);
+}
+
+bool TraceBuilder::is_forgotten(StorageId storage) const {
+  return std::ranges::find(forgotten_, storage) != forgotten_.end();
+}
+
+void TraceBuilder::end_forgotten() {
+  for (const StorageId storage : forgotten_) {
+    trace_.storages.at(storage.index()).plain_freed = last_op();
+  }
+}
+
 std::size_t TraceBuilder::add_save(ValueId value, bool by_function) {
   trace_.saves.push_back(
       {.op = last_op(), .value = value, .by_function = by_function});

@@ -53,6 +53,11 @@ class TraceBuilder final {
   void let_go(StorageId storage);
   // The model's call returns it.
   void set_returned(StorageId storage);
+  // The program, as it is traced, lets go of it sooner than it would otherwise.
+  void forget(StorageId storage);
+  bool is_forgotten(StorageId storage) const;
+  // Now it would have let go of all that was forgotten.
+  void end_forgotten();
 
   // The gradient of the op that runs (or ran last) needs the value.
   // `by_function`: it is a custom Function's.
@@ -93,6 +98,7 @@ class TraceBuilder final {
   std::vector<std::uint32_t> versions_;      // by storage
   std::vector<std::vector<ValueId>> views_;  // by storage
   std::unordered_map<StorageId, std::vector<StorageId>> stands_for_;
+  std::vector<StorageId> forgotten_;
 };
 
 }  // namespace memscale

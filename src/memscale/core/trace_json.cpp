@@ -52,8 +52,8 @@ static void each_field(Is<Value> auto& value, auto&& field) {
 }
 
 static void each_field(Is<Storage> auto& storage, auto&& field) {
-  auto& [bytes, count, place, category, layer, born, freed, let_go, returned] =
-      storage;
+  auto& [bytes, count, place, category, layer, born, freed, let_go, returned,
+         plain_freed] = storage;
   field("bytes", bytes);
   field("count", count);
   field("place", place);
@@ -63,6 +63,7 @@ static void each_field(Is<Storage> auto& storage, auto&& field) {
   field("freed", freed);
   field("let_go", let_go);
   field("returned", returned);
+  field("plain_freed", plain_freed);
 }
 
 static void each_field(Is<Save> auto& save, auto&& field) {

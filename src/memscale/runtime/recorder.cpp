@@ -235,6 +235,9 @@ void Recorder::end_op(const at::RecordFunction& fn, OpContext& context) {
       watch(tensor.storage().unsafeGetStorageImpl(), context.accumulated);
     });
   }
+  if (is_fake_run_ && builder_.trace().ops.back().name == "aten::lift_fresh") {
+    bind_lifted(fn);
+  }
   std::vector<ValueId> outputs = value_ids(fn.outputs());
   // detach and the like: what comes out is, to us, what went in.
   const auto& inputs = builder_.trace().ops.back().inputs;
@@ -253,6 +256,19 @@ void Recorder::end_op(const at::RecordFunction& fn, OpContext& context) {
               std::max(context.tracker->before(), context.tracker->current())));
   }
   builder_.end_op(std::move(outputs));
+}
+
+// What torch.tensor() made becomes a fake here, with a storage of its own. In a
+// real run it stays as it is, and that is no op.
+void Recorder::bind_lifted(const at::RecordFunction& fn) {
+  const auto& inputs = builder_.trace().ops.back().inputs;
+  if (inputs.size() != 1 || fn.outputs().size() != 1) return;
+  const StorageId same = builder_.trace().at(inputs.front()).storage;
+  if (!same.valid()) return;
+  for_each_tensor(fn.outputs().front(), [&](const at::Tensor& tensor) {
+    c10::StorageImpl* const impl = tensor.storage().unsafeGetStorageImpl();
+    if (!storage_ids_.contains(impl)) watch(impl, same);
+  });
 }
 
 void Recorder::end_recomputed_op(const at::RecordFunction& fn,

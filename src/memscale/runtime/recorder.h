@@ -67,6 +67,10 @@ class Recorder final : public c10::DebugInfoBase,
   void set_category(const at::Tensor& tensor, Category category);
   // The model's call returns it.
   void set_returned(const at::Tensor& tensor);
+  // The caller lets go of it sooner than the program would, which does so at
+  // end_forgotten(), with all others.
+  void forget(const at::Tensor& tensor);
+  void end_forgotten();
 
   // ---- the optimizer's step, on one parameter of each kind ----
   // This parameter (or its gradient) stands for one of each of these.
@@ -156,6 +160,7 @@ class Recorder final : public c10::DebugInfoBase,
   void end_op(const at::RecordFunction& fn, OpContext& context);
   void end_function(const std::vector<at::Tensor>& arguments);
   void cancel_op();
+  void bind_lifted(const at::RecordFunction& fn);
   void end_recomputed_op(const at::RecordFunction& fn, const OpInfo& info,
                          const std::vector<at::Tensor>& arguments);
   void begin_node(std::int64_t sequence_number);

@@ -70,6 +70,17 @@ void Recorder::set_returned(const at::Tensor& tensor) {
   if (id.valid()) builder_.set_returned(id);
 }
 
+void Recorder::forget(const at::Tensor& tensor) {
+  const std::lock_guard lock(mutex_);
+  const StorageId id = storage_id(*tensor.unsafeGetTensorImpl());
+  if (id.valid()) builder_.forget(id);
+}
+
+void Recorder::end_forgotten() {
+  const std::lock_guard lock(mutex_);
+  if (!finished_) builder_.end_forgotten();
+}
+
 void Recorder::set_stands_for(const at::Tensor& tensor,
                               const std::vector<at::Tensor>& parameters) {
   const std::lock_guard lock(mutex_);

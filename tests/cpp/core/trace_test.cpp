@@ -210,7 +210,8 @@ TEST(TraceJson, IsOneStableLine) {
       R"("strides":[1,2],"offset":0,"version":0}],)"
       R"("storages":[{"bytes":24,"count":1,"place":"device",)"
       R"("category":"optimizer_state","layer":null,"born":null,)"
-      R"("freed":null,"let_go":null,"returned":false}],)"
+      R"("freed":null,"let_go":null,"returned":false,)"
+      R"("plain_freed":null}],)"
       R"("saves":[{"op":0,"value":0,"released":null,)"
       R"("by_function":false}],)"
       R"("saves_known":true,"notes":[]})");
