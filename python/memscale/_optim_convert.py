@@ -17,12 +17,14 @@ from torch.optim.optimizer import _get_scalar_dtype
 from memscale import _optim_state as states
 from memscale._C import MIN_8BIT_ELEMENTS, InputError
 from memscale._optim_adam import (
+    EXACT,
     OPTIONS,
     OVERRIDES,
     EightBit,
     Group,
     check_group,
     is_ours,
+    pop_exact,
 )
 
 __all__ = ["from_8bit", "is_8bit", "to_8bit", "why_not_8bit"]
@@ -87,6 +89,11 @@ def to_8bit(
         for group in optimizer.param_groups
         for i, bits in group.get(OVERRIDES, {}).items()
     }
+    exact = {
+        p: value
+        for group in optimizer.param_groups
+        for p, value in pop_exact({**group}).items()
+    }
 
     def convert(p: Tensor, group: Group) -> states.State:
         state = optimizer.state[p]
@@ -96,17 +103,24 @@ def to_8bit(
         # torch has it on the device for its fused kernel, and as a number once.
         step = torch.tensor(float(state["step"]), dtype=torch.float32)
         state = {**state, "step": step}
-        if EightBit._bits(p, settings, overrides) == 8:
-            return states.to_8bit(p, state)
-        return states.to_float32(p, state)
+        bits = EightBit._bits(p, settings, overrides)
+        saved = states.from_exact(p, state, bits, exact.get(p))
+        if saved is not None:
+            return saved
+        return states.to_8bit(p, state) if bits == 8 else states.to_float32(p, state)
 
-    def undo(p: Tensor, group: Group, before: Any) -> states.State:
-        return _torch_state(p, group, optimizer.state[p])
+    def keep(p: Tensor) -> states.State:
+        state = optimizer.state[p]
+        return {key: state[key] for key in state if key.endswith("_absmax")}
 
-    _convert_all(optimizer, convert, lambda p: None, undo, largest_first=True)
+    def undo(p: Tensor, group: Group, absmax: states.State) -> states.State:
+        return _torch_state(p, group, optimizer.state[p]) | absmax
+
+    _convert_all(optimizer, convert, keep, undo, largest_first=True)
     own = tuple(frozenset(OPTIONS.keys() & g) for g in optimizer.param_groups)
     for group in optimizer.param_groups:
         group.pop(OVERRIDES, None)
+        group.pop(EXACT, None)
         for name, value in options.items():
             group.setdefault(name, value)
     optimizer.defaults.update(options)

@@ -20,7 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
 from memscale._C import InputError, Recorder
-from memscale._optim_adam import EightBit
+from memscale._optim_adam import EXACT, EightBit
 from memscale._repeat import has_gradient
 
 __all__ = [
@@ -203,7 +203,9 @@ def _fake_twin(
         )
     groups = [
         {
-            **copy.deepcopy({k: v for k, v in group.items() if k != "params"}),
+            **copy.deepcopy(
+                {k: v for k, v in group.items() if k not in ("params", EXACT)}
+            ),
             "params": [fake_of[p] for p in group["params"]],
         }
         for group in optimizer.param_groups
