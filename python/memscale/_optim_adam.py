@@ -180,12 +180,24 @@ class EightBit(torch.optim.Adam):
         if bits not in (8, 32):
             raise InputError(f"bits must be 8 or 32, got {bits!r}")
         self.bits_of(param)
+        self._convert(param, bits)
+        self._bits_of[param] = bits
+
+    @torch.no_grad()
+    def forget_bits(self, params: Iterable[Tensor]) -> None:
+        """Undo ``set_bits`` for these; states that are there are converted."""
+        for group in self.param_groups:
+            for p in {*group["params"]} & {*params} & self._bits_of.keys():
+                if is_ours(p, group):
+                    self._convert(p, self._bits(p, group, {}))
+                del self._bits_of[p]
+
+    def _convert(self, param: Tensor, bits: int) -> None:
         state = self.state.get(param)
         if state and bits == 8 and not states.is_8bit(state):
             self.state[param] = states.to_8bit(param, state)
         elif state and bits == 32 and states.is_8bit(state):
             self.state[param] = states.to_float32(param, state)
-        self._bits_of[param] = bits
 
     @staticmethod
     def _bits(p: Tensor, group: Group, overrides: dict[Tensor, int]) -> int:

@@ -6,7 +6,7 @@ changes, and its state one parameter at a time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, repeat
 from typing import Any
 
@@ -65,8 +65,11 @@ def to_8bit(
     *,
     min_8bit_size: int = MIN_8BIT_ELEMENTS,
     stochastic_rounding: bool = False,
+    keep_32: Iterable[Tensor] = (),
 ) -> str | None:
     """Make ``optimizer`` the 8-bit one of its kind; None, or why it was left alone.
+
+    ``keep_32``: parameters whose state stays in 32 bits, as by ``set_bits``.
 
     Exactly torch.optim.Adam and AdamW are converted: what a subclass does with its
     state is not known. A group that has ``bits=32`` of its own keeps 32. An error
@@ -88,7 +91,7 @@ def to_8bit(
         group["params"][i]: bits
         for group in optimizer.param_groups
         for i, bits in group.get(OVERRIDES, {}).items()
-    }
+    } | dict.fromkeys(keep_32, 32)
     exact = {
         p: value
         for group in optimizer.param_groups

@@ -16,6 +16,7 @@ from torch import nn
 from memscale import logs, replay, verify
 from memscale._C import ConfigError, PlanError
 from memscale.config import AsyncOffloadConfig, Config, OptimizationMode
+from memscale.eight_bit import check_optimizer
 from memscale.executor import Executor
 from memscale.inputs import read_call
 from memscale.planning import load_plan
@@ -78,7 +79,8 @@ def optimize(
     """``wrap`` for the length of a ``with``; gives the executor.
 
     ``optimizer``: the one that will step, for the prediction; with
-    ``use_8bit_optimizer`` its state is converted. With ``MEMSCALE_DISABLE=1`` the
+    ``use_8bit_optimizer`` its state is converted. Raises InputError if it holds none of
+    the model's parameters; of others that it holds the state stays in 32 bits. With ``MEMSCALE_DISABLE=1`` the
     executor is None.
     """
     model = find_model(model)
@@ -165,6 +167,8 @@ def _attach(
         return None
     check_model(model)
     _check_alone(model)
+    if optimizer is not None:
+        check_optimizer(optimizer, model)
     call = None if sample_input is None else read_call(sample_input)
     told = None
     source = config.plan  # read once: a copy of a text of any length

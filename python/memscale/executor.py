@@ -28,7 +28,7 @@ from torch import nn
 from memscale import logs, replay
 from memscale._before_call import BeforeCall
 from memscale._C import Error, InputError, Plan, PlanError, TraceError
-from memscale._optimizer_step import innermost_optimizer
+from memscale._optimizer_step import innermost_optimizer, only_of
 from memscale._planned import Planned, resident_bytes, state_of
 from memscale._progress import progress
 from memscale._shell import without_hooks_of_users
@@ -352,9 +352,13 @@ class Executor:
     def _optimizer_now(self) -> torch.optim.Optimizer | str:
         """That steps the model, as it would be without us."""
         found = self._optimizer or find_optimizer(self._model)
-        if found is not None and self._eight_bit is not None:
-            return self._eight_bit.before(innermost_optimizer(found))
-        return found or "adamw"
+        if found is None:
+            return "adamw"
+        found = innermost_optimizer(found)
+        if self._eight_bit is not None:
+            found = self._eight_bit.before(found)
+        # Of parameters that are not the model's, nothing is known here.
+        return only_of(found, self._model.parameters())
 
     def _say_no_plan(self, why: str) -> None:
         text = f"{type(self._model).__name__} runs without a prediction: {why}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import weakref
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -209,7 +210,7 @@ def test_one_optimizer_of_two_models() -> None:
 
 
 def test_a_failed_conversion_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(_: object) -> None:
+    def fail(_: object, **options: object) -> None:
         raise torch.OutOfMemoryError("no")
 
     model = memscale.wrap(_model(), Config(use_8bit_optimizer=True))
@@ -278,6 +279,65 @@ def test_another_models_optimizer_is_not_touched() -> None:
     optimizer = torch.optim.AdamW(other.parameters())
     _train(other, optimizer)
     assert type(optimizer) is torch.optim.AdamW
+
+
+@pytest.mark.parametrize("use_8bit_optimizer", [False, True])
+@pytest.mark.parametrize("way", ["optimize", "apply_all", "trainer"])
+def test_a_known_optimizer_of_another_model_is_refused(
+    way: str, use_8bit_optimizer: bool
+) -> None:
+    model, other = _model(), _model()
+    optimizer = torch.optim.AdamW(other.parameters())
+    config = Config(use_8bit_optimizer=use_8bit_optimizer)
+    with pytest.raises(
+        memscale.InputError,
+        match=r"optimizer must hold parameters of the model, a Sequential, got AdamW "
+        r"with \d+ others, the first of shape",
+    ):
+        if way == "optimize":
+            with memscale.optimize(model, optimizer, config):
+                pass
+        elif way == "apply_all":
+            memscale.apply_all_optimizations(model, Outer(optimizer, "optimizer"))
+        else:
+            trainer = SimpleNamespace(model=model, optimizer=optimizer, train=print)
+            memscale.wrap(trainer, config)
+    assert type(optimizer) is torch.optim.AdamW
+    assert not hasattr(model, "_memscale_executor")
+
+
+def test_parameters_that_are_not_the_models_stay_in_32_bits(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """One optimizer of two models, and a parameter of none: each its own bits."""
+    one, two = _model(), _model()
+    alone = nn.Parameter(torch.zeros(80, 80))
+    optimizer = torch.optim.AdamW([*one.parameters(), *two.parameters(), alone])
+
+    def bits() -> list[int]:
+        alone.grad = torch.ones_like(alone)
+        _train(one, optimizer, 1)
+        _train(two, optimizer, 1)
+        assert isinstance(optimizer, AdamW8bit)
+        weights = (max(m.parameters(), key=torch.numel) for m in (one, two))
+        kept = [*weights, alone]
+        for p in kept:
+            assert ("exp_avg" in optimizer.state[p]) == (optimizer.bits_of(p) == 32)
+        return [optimizer.bits_of(p) for p in kept]
+
+    config = Config(use_8bit_optimizer=True, force_optimize=True)
+    with caplog.at_level(logging.INFO, logger="memscale"):
+        memscale.wrap(one, config)
+        assert bits() == [8, 32, 32]
+    others = len([*two.parameters()]) + 1
+    assert f"but for {others} of its parameters, which are not of this" in caplog.text
+    assert one._memscale_executor.plan.optimizer_bits == 8  # and it has a plan
+    memscale.wrap(two, config)
+    assert bits() == [8, 8, 32]
+    memscale.detach(one)
+    memscale.detach(two)
+    assert type(optimizer) is torch.optim.AdamW
+    assert optimizer.state[alone].keys() == {"step", "exp_avg", "exp_avg_sq"}
 
 
 def test_no_hook_is_left() -> None:
