@@ -80,8 +80,8 @@ def optimize(
 
     ``optimizer``: the one that will step, for the prediction; with
     ``use_8bit_optimizer`` its state is converted. Raises InputError if it holds none of
-    the model's parameters; of others that it holds the state stays in 32 bits. With ``MEMSCALE_DISABLE=1`` the
-    executor is None.
+    the model's parameters; of others that it holds the state stays in 32 bits. With
+    ``MEMSCALE_DISABLE=1`` the executor is None.
     """
     model = find_model(model)
     executor = _attach(model, _effective(config), sample_input, optimizer)

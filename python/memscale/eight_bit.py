@@ -20,6 +20,7 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
+from memscale._bitsandbytes import steps_in_pieces
 from memscale._C import InputError
 from memscale._optim_adam import OPTIONS, EightBit
 from memscale._optimizer_step import innermost_optimizer
@@ -87,7 +88,17 @@ class EightBitState:
                 f", but for {len(others)} of its parameters, which are not of this "
                 "model: theirs stays in 32"
             )
-        self._say(text, logging.INFO)
+        level = logging.INFO
+        devices = {p.device.type for p in mine}
+        slow = [kind for kind in sorted(devices) if steps_in_pieces(kind)]
+        if slow:
+            level = logging.WARNING
+            text += (
+                f"; there is no kernel for {slow[0]} here, and a step takes many times "
+                "as long as torch's: on CUDA, install bitsandbytes or build memscale "
+                "with CUDA kernels"
+            )
+        self._say(text, level)
 
     def _parted(
         self, optimizer: torch.optim.Optimizer
