@@ -31,7 +31,7 @@ TEST(LayerPlan, SaysWhatItDoes) {
 
 TEST(Plan, SlowdownIsAShareOfThePlainStep) {
   Plan plan = small_plan();
-  EXPECT_EQ(plan.slowdown(), 3'999.0 / 40'000.0);
+  EXPECT_EQ(plan.slowdown(), (3'999.0 + 1.0) / 40'000.0);
   plan.plain_nanoseconds = 0;
   EXPECT_EQ(plan.slowdown(), 0.0);
 }
