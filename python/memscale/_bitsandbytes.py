@@ -18,9 +18,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from memscale._C import has_cuda_step
 from memscale._optim_state import State
 
-__all__ = ["DEVICES", "find", "serves", "step"]
+__all__ = ["DEVICES", "find", "serves", "step", "steps_in_pieces"]
 
 DEVICES = frozenset({"cuda"})
 
@@ -46,6 +47,15 @@ def find() -> Any | None:
         return None
     is_known = names[: len(_POSITIONAL)] == _POSITIONAL and {*names} >= _NAMED
     return functional if is_known else None
+
+
+def steps_in_pieces(device_type: str) -> bool:
+    """Whether a step there has no kernel, and goes through torch's operators."""
+    if device_type == "cpu":
+        return False
+    if device_type != "cuda":
+        return True
+    return find() is None and not has_cuda_step()
 
 
 def serves(p: Tensor, group: dict[str, Any]) -> bool:

@@ -18,7 +18,16 @@ from memscale import _bitsandbytes
 from memscale import _optim_state as states
 from memscale._C import MIN_8BIT_ELEMENTS, InputError
 
-__all__ = ["OPTIONS", "OVERRIDES", "EightBit", "Group", "check_group", "is_ours"]
+__all__ = [
+    "EXACT",
+    "OPTIONS",
+    "OVERRIDES",
+    "EightBit",
+    "Group",
+    "check_group",
+    "is_ours",
+    "pop_exact",
+]
 
 Group = dict[str, Any]
 
@@ -30,7 +39,9 @@ OPTIONS = {
 }
 # Flags that only torch's own step knows.
 _TORCHS_OWN = ("amsgrad", "capturable", "differentiable")
-OVERRIDES = "bits_of_params"  # in a saved group: place in the group -> bits
+# In a saved group, by place in the group: bits; see states.exact_of.
+OVERRIDES = "bits_of_params"
+EXACT = "exact_state_of_params"
 
 
 def check_group(group: Group) -> None:
@@ -54,6 +65,12 @@ def is_ours(p: Tensor, group: Group) -> bool:
     )
 
 
+def pop_exact(group: Group) -> dict[Tensor, Any]:
+    """What a loaded group has of EXACT, by parameter."""
+    exact, params = group.pop(EXACT, {}), group["params"]
+    return {params[i]: value for i, value in exact.items() if i < len(params)}
+
+
 class _Held:
     """A saved state on its way through torch's load_state_dict, which would cast
     the tensors that it finds."""
@@ -75,9 +92,20 @@ def _save(optimizer: torch.optim.Optimizer, packed: dict[str, Any]) -> None:
     for group, saved in zip(
         optimizer.param_groups, packed["param_groups"], strict=True
     ):
-        for key in saved["params"]:
-            if state.get(key):
-                state[key] = states.as_saved(state[key])
+        exact = {}
+        for i, (p, key) in enumerate(
+            zip(group["params"], saved["params"], strict=True)
+        ):
+            live = state.get(key)
+            if not live:
+                continue
+            state[key] = states.as_saved(live)
+            if is_ours(p, group):
+                exact[i] = states.exact_of(p, live, state[key])
+        saved.pop(EXACT, None)
+        exact = {i: value for i, value in exact.items() if value is not None}
+        if exact:
+            saved[EXACT] = exact
         places = enumerate(group["params"])
         saved[OVERRIDES] = {i: overrides[p] for i, p in places if p in overrides}
 
@@ -152,12 +180,24 @@ class EightBit(torch.optim.Adam):
         if bits not in (8, 32):
             raise InputError(f"bits must be 8 or 32, got {bits!r}")
         self.bits_of(param)
+        self._convert(param, bits)
+        self._bits_of[param] = bits
+
+    @torch.no_grad()
+    def forget_bits(self, params: Iterable[Tensor]) -> None:
+        """Undo ``set_bits`` for these; states that are there are converted."""
+        for group in self.param_groups:
+            for p in {*group["params"]} & {*params} & self._bits_of.keys():
+                if is_ours(p, group):
+                    self._convert(p, self._bits(p, group, {}))
+                del self._bits_of[p]
+
+    def _convert(self, param: Tensor, bits: int) -> None:
         state = self.state.get(param)
         if state and bits == 8 and not states.is_8bit(state):
             self.state[param] = states.to_8bit(param, state)
         elif state and bits == 32 and states.is_8bit(state):
             self.state[param] = states.to_float32(param, state)
-        self._bits_of[param] = bits
 
     @staticmethod
     def _bits(p: Tensor, group: Group, overrides: dict[Tensor, int]) -> int:
@@ -302,8 +342,10 @@ class EightBit(torch.optim.Adam):
         """What load_state_dict collected, as ours; nothing of self is changed."""
         overrides = dict(self._bits_of)
         group_of = {}
+        exact: dict[Tensor, Any] = {}
         for group, new in zip(self.param_groups, loaded["param_groups"], strict=True):
             saved = new.pop(OVERRIDES, {})
+            exact |= pop_exact(new)
             if "bits" in new:  # ours, not torch's
                 for i, p in enumerate(new["params"]):
                     overrides.pop(p, None)
@@ -318,7 +360,7 @@ class EightBit(torch.optim.Adam):
             value = held.state if isinstance(held, _Held) else held
             if p in group_of and value and is_ours(p, group_of[p]):
                 bits = self._bits(p, group_of[p], overrides)
-                value = states.from_saved(p, value, bits)
+                value = states.from_saved(p, value, bits, exact.get(p))
             elif p in group_of and value:
                 value = states.cast_as_torch(p, value, group_of[p])
             received[p] = value

@@ -6,7 +6,7 @@ changes, and its state one parameter at a time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, repeat
 from typing import Any
 
@@ -17,12 +17,14 @@ from torch.optim.optimizer import _get_scalar_dtype
 from memscale import _optim_state as states
 from memscale._C import MIN_8BIT_ELEMENTS, InputError
 from memscale._optim_adam import (
+    EXACT,
     OPTIONS,
     OVERRIDES,
     EightBit,
     Group,
     check_group,
     is_ours,
+    pop_exact,
 )
 
 __all__ = ["from_8bit", "is_8bit", "to_8bit", "why_not_8bit"]
@@ -63,8 +65,11 @@ def to_8bit(
     *,
     min_8bit_size: int = MIN_8BIT_ELEMENTS,
     stochastic_rounding: bool = False,
+    keep_32: Iterable[Tensor] = (),
 ) -> str | None:
     """Make ``optimizer`` the 8-bit one of its kind; None, or why it was left alone.
+
+    ``keep_32``: parameters whose state stays in 32 bits, as by ``set_bits``.
 
     Exactly torch.optim.Adam and AdamW are converted: what a subclass does with its
     state is not known. A group that has ``bits=32`` of its own keeps 32. An error
@@ -86,6 +91,11 @@ def to_8bit(
         group["params"][i]: bits
         for group in optimizer.param_groups
         for i, bits in group.get(OVERRIDES, {}).items()
+    } | dict.fromkeys(keep_32, 32)
+    exact = {
+        p: value
+        for group in optimizer.param_groups
+        for p, value in pop_exact({**group}).items()
     }
 
     def convert(p: Tensor, group: Group) -> states.State:
@@ -96,17 +106,24 @@ def to_8bit(
         # torch has it on the device for its fused kernel, and as a number once.
         step = torch.tensor(float(state["step"]), dtype=torch.float32)
         state = {**state, "step": step}
-        if EightBit._bits(p, settings, overrides) == 8:
-            return states.to_8bit(p, state)
-        return states.to_float32(p, state)
+        bits = EightBit._bits(p, settings, overrides)
+        saved = states.from_exact(p, state, bits, exact.get(p))
+        if saved is not None:
+            return saved
+        return states.to_8bit(p, state) if bits == 8 else states.to_float32(p, state)
 
-    def undo(p: Tensor, group: Group, before: Any) -> states.State:
-        return _torch_state(p, group, optimizer.state[p])
+    def keep(p: Tensor) -> states.State:
+        state = optimizer.state[p]
+        return {key: state[key] for key in state if key.endswith("_absmax")}
 
-    _convert_all(optimizer, convert, lambda p: None, undo, largest_first=True)
+    def undo(p: Tensor, group: Group, absmax: states.State) -> states.State:
+        return _torch_state(p, group, optimizer.state[p]) | absmax
+
+    _convert_all(optimizer, convert, keep, undo, largest_first=True)
     own = tuple(frozenset(OPTIONS.keys() & g) for g in optimizer.param_groups)
     for group in optimizer.param_groups:
         group.pop(OVERRIDES, None)
+        group.pop(EXACT, None)
         for name, value in options.items():
             group.setdefault(name, value)
     optimizer.defaults.update(options)

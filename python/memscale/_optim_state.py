@@ -27,6 +27,8 @@ __all__ = [
     "as_saved",
     "as_torch",
     "cast_as_torch",
+    "exact_of",
+    "from_exact",
     "from_saved",
     "is_8bit",
     "laid_as",
@@ -95,12 +97,23 @@ def laid_as(p: Tensor, state: State) -> State:
 
 
 def to_8bit(p: Tensor, state: State) -> State:
-    """The same state at 8 bits; ``state`` is as torch's or ours at 32 bits."""
+    """The same state at 8 bits; ``state`` is as torch's or ours at 32 bits.
+
+    Codes are made where the floats are, so that only bytes go to a device. An absmax
+    that came along from a state_dict of ours is used where it gives the same floats
+    back: then these are the very bytes that were saved. It does not if someone else has
+    stepped since, as torch's Adam keeps keys that it does not know.
+    """
     result = _without_moments(state)
     for name, is_signed in MOMENTS:
-        codes, absmax = _quantise(_in_order(state[name], p), is_signed)
+        values = _in_order(state[name].detach(), p)
+        absmax = state.get(f"{name}_absmax")
+        codes = _codes_of(values, absmax, is_signed)
+        if codes is None:
+            codes, absmax = _quantise(values, is_signed)
+        assert absmax is not None
         result[f"{name}_codes"] = _shaped(codes.to(p.device), p)
-        result[f"{name}_absmax"] = absmax.to(p.device)
+        result[f"{name}_absmax"] = absmax.to(p.device, copy=True)
     return result
 
 
@@ -150,34 +163,83 @@ def as_saved(state: State) -> State:
     return saved
 
 
-def from_saved(p: Tensor, saved: State, bits: int) -> State:
-    """The state of a state_dict, of ours or of torch's Adam.
-
-    Codes are made where the floats are, so that only bytes go to a device. The absmax
-    that came along is used where it gives the same floats back; it does not if
-    someone else has stepped since, as torch's Adam keeps keys that it does not know.
-    """
-    state = _without_moments(saved)
-    step = state["step"]
-    state["step"] = torch.tensor(float(step), dtype=torch.float32, device="cpu")
-    for name, is_signed in MOMENTS:
+def from_saved(p: Tensor, saved: State, bits: int, exact: Any = None) -> State:
+    """The state of a state_dict, of ours or of torch's Adam; see also ``exact_of``."""
+    step = torch.tensor(float(saved["step"]), dtype=torch.float32, device="cpu")
+    saved = {**saved, "step": step}
+    for name, _ in MOMENTS:
         if saved[name].shape != p.shape:
             raise InputError(
                 f"{name} must be of the parameter's shape, {[*p.shape]}, "
                 f"got {[*saved[name].shape]}"
             )
+    state = from_exact(p, saved, bits, exact)
+    if state is not None:
+        return state
+    return to_8bit(p, saved) if bits == 8 else to_float32(p, saved)
+
+
+def exact_of(p: Tensor, state: State, saved: State) -> State | None:
+    """What a group of a state_dict holds beside the state of a 16-bit parameter.
+
+    Note [Through torch's load_state_dict]: it casts every tensor of a state, also those
+    that it does not know, to the type of the parameter. A float32 one stays what it
+    was, but in 16 bits neither absmax nor moments come back. What is in a group it
+    leaves alone, and on the host. So a torch optimizer that has loaded a state_dict of
+    ours, and is made 8-bit later, goes on with the very same bytes. What is float32
+    already is the tensor of ``saved``: a file has it once.
+    """
+    if p.dtype == torch.float32:
+        return None
+    if not is_8bit(state):
+        return {key: saved[key] for key in ("step", *dict(MOMENTS))}
+    exact = {
+        key: value.to("cpu", copy=True)
+        for key, value in state.items()
+        if key.endswith("_codes")
+    }
+    return exact | {key: saved[key] for key in ("step", *_absmax_names())}
+
+
+def from_exact(p: Tensor, state: State, bits: int, exact: Any) -> State | None:
+    """The state that ``exact_of`` wrote down, unless ``state`` is no longer that one.
+
+    Both moments and the step are compared: of float16 moments many are 0.
+    """
+    ends = ("_codes", "_absmax") if bits == 8 else ("",)
+    keys = [f"{name}{end}" for name, _ in MOMENTS for end in ends]
+    if not isinstance(exact, dict) or any(
+        not isinstance(exact.get(key), Tensor) for key in ("step", *keys)
+    ):
+        return None
+    if float(exact["step"]) != float(state["step"]):
+        return None
+    result = _without_moments(state)
+    for name, is_signed in MOMENTS:
         if bits != 8:
-            state[name] = _like(p, torch.float32).copy_(saved[name])
+            floats = exact[name]
+            if floats.dtype != torch.float32 or floats.shape != p.shape:
+                return None
+            if not _is_same(floats.to(state[name]), state[name]):
+                return None
+            result[name] = _like(p, torch.float32).copy_(floats)
             continue
-        values = _in_order(saved[name].detach(), p)
-        absmax = saved.get(f"{name}_absmax")
-        codes = _codes_of(values, absmax, is_signed)
-        if codes is None:
-            codes, absmax = _quantise(values, is_signed)
-        assert absmax is not None
-        state[f"{name}_codes"] = _shaped(codes.to(p.device), p)
-        state[f"{name}_absmax"] = absmax.to(p.device, copy=True)
-    return state
+        codes, absmax = exact[f"{name}_codes"], exact[f"{name}_absmax"]
+        if (
+            codes.dtype != torch.uint8
+            or codes.shape != p.shape
+            or _order(codes.shape, codes.stride()) != _order(p.shape, _strides(p))
+            or absmax.dtype != torch.float32
+            or absmax.shape != (_num_blocks(p),)
+        ):
+            return None
+        values = _in_order(state[name].detach(), p)
+        flat, absmax = _flat(codes).to(values.device), absmax.to(values.device)
+        if not _gives(flat, absmax, is_signed, values):
+            return None
+        result[f"{name}_codes"] = _shaped(flat.to(p.device, copy=True), p)
+        result[f"{name}_absmax"] = absmax.to(p.device, copy=True)
+    return result
 
 
 def cast_as_torch(p: Tensor, saved: State, group: dict[str, Any]) -> State:
@@ -195,6 +257,10 @@ def cast_as_torch(p: Tensor, saved: State, group: dict[str, Any]) -> State:
 def _without_moments(state: State) -> State:
     ours = {f"{name}{end}" for name, _ in MOMENTS for end in ("", "_codes", "_absmax")}
     return {key: value for key, value in state.items() if key not in ours}
+
+
+def _absmax_names() -> list[str]:
+    return [f"{name}_absmax" for name, _ in MOMENTS]
 
 
 def _num_blocks(p: Tensor) -> int:
@@ -294,15 +360,23 @@ def _codes_of(values: Tensor, absmax: Tensor | None, is_signed: bool) -> Tensor 
         return None
     absmax = absmax.to(values.device)
     codes = _encode(values, absmax, is_signed)
+    return codes if _gives(codes, absmax, is_signed, values) else None
+
+
+def _gives(codes: Tensor, absmax: Tensor, is_signed: bool, values: Tensor) -> bool:
+    """Whether ``values``, of any type, are what the codes are dequantised to."""
     for first in range(0, values.numel(), STATE_PIECE):
         part = values[first : first + STATE_PIECE]
         block = first // STATE_BLOCK
         blocks = slice(block, block + STATE_PIECE // STATE_BLOCK)
-        back = torch.empty_like(part)
+        back = torch.empty(part.shape, dtype=torch.float32, device=part.device)
         _ops.dequantise_(
             back, codes[first : first + STATE_PIECE], absmax[blocks], is_signed
         )
-        same = (back == part) | (back.isnan() & part.isnan())
-        if not bool(same.all()):
-            return None
-    return codes
+        if not _is_same(back.to(part.dtype), part):
+            return False
+    return True
+
+
+def _is_same(a: Tensor, b: Tensor) -> bool:
+    return bool(((a == b) | (a.isnan() & b.isnan())).all())

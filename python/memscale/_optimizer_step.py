@@ -20,13 +20,14 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
 from memscale._C import InputError, Recorder
-from memscale._optim_adam import EightBit
+from memscale._optim_adam import EXACT, EightBit
 from memscale._repeat import has_gradient
 
 __all__ = [
     "OptimizerLike",
     "describe_optimizer",
     "innermost_optimizer",
+    "only_of",
     "optimizer_names",
     "trace_step",
 ]
@@ -57,6 +58,26 @@ def innermost_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimiz
     ):
         optimizer = inner
     return optimizer
+
+
+def only_of(
+    optimizer: torch.optim.Optimizer, parameters: Iterable[nn.Parameter]
+) -> torch.optim.Optimizer:
+    """It as it would be with these parameters alone, to predict with; never stepped."""
+    known = set(parameters)
+    groups = [
+        {**group, "params": [p for p in group["params"] if p in known]}
+        for group in optimizer.param_groups
+    ]
+    if all(
+        len(ours["params"]) == len(group["params"])
+        for ours, group in zip(groups, optimizer.param_groups, strict=True)
+    ):
+        return optimizer
+    copied = object.__new__(type(optimizer))
+    copied.__dict__.update(optimizer.__dict__)
+    copied.param_groups = [group for group in groups if group["params"]]
+    return copied
 
 
 def describe_optimizer(optimizer: OptimizerLike) -> str:
@@ -203,7 +224,9 @@ def _fake_twin(
         )
     groups = [
         {
-            **copy.deepcopy({k: v for k, v in group.items() if k != "params"}),
+            **copy.deepcopy(
+                {k: v for k, v in group.items() if k not in ("params", EXACT)}
+            ),
             "params": [fake_of[p] for p in group["params"]],
         }
         for group in optimizer.param_groups

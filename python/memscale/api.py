@@ -17,6 +17,7 @@ from memscale import logs, verify
 from memscale._C import ConfigError, PlanError
 from memscale._way_in import remove_dead_hooks
 from memscale.config import AsyncOffloadConfig, Config, OptimizationMode
+from memscale.eight_bit import check_optimizer
 from memscale.executor import Executor
 from memscale.inputs import read_call
 from memscale.planning import load_plan
@@ -79,8 +80,9 @@ def optimize(
     """``wrap`` for the length of a ``with``; gives the executor.
 
     ``optimizer``: the one that will step, for the prediction; with
-    ``use_8bit_optimizer`` its state is converted. With ``MEMSCALE_DISABLE=1`` the
-    executor is None.
+    ``use_8bit_optimizer`` its state is converted. Raises InputError if it holds none of
+    the model's parameters; of others that it holds the state stays in 32 bits. With
+    ``MEMSCALE_DISABLE=1`` the executor is None.
     """
     model = find_model(model)
     executor = _attach(model, _effective(config), sample_input, optimizer)
@@ -166,6 +168,8 @@ def _attach(
         return None
     check_model(model)
     _check_alone(model)
+    if optimizer is not None:
+        check_optimizer(optimizer, model)
     call = None if sample_input is None else read_call(sample_input)
     told = None
     source = config.plan  # read once: a copy of a text of any length

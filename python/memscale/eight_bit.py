@@ -21,11 +21,13 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
-from memscale._optim_adam import OPTIONS
+from memscale._bitsandbytes import steps_in_pieces
+from memscale._C import InputError
+from memscale._optim_adam import OPTIONS, EightBit
 from memscale._optimizer_step import innermost_optimizer
 from memscale.optim import from_8bit, is_8bit, to_8bit
 
-__all__ = ["EightBitState", "find_optimizer"]
+__all__ = ["EightBitState", "check_optimizer", "find_optimizer"]
 
 Say = Callable[[str, int], None]
 
@@ -69,14 +71,47 @@ class EightBitState:
             self._seen.add(optimizer)  # the user's own
             return
         name = type(optimizer).__name__
-        why_not = to_8bit(optimizer)
+        mine, others = self._parted(optimizer)
+        if isinstance(optimizer, EightBit):  # another model's: now of this one too
+            why_not = None
+            optimizer.forget_bits(mine)
+        else:
+            why_not = to_8bit(optimizer, keep_32=others)
         self._seen.add(optimizer)  # not if that raised: then the next step tries again
         if why_not is not None:
             self._say(f"use_8bit_optimizer: {why_not}", logging.WARNING)
             return
         _holders[optimizer] = holders + 1
         self._converted.add(optimizer)
-        self._say(f"the state of {name} is held in 8 bits", logging.INFO)
+        text = f"the state of {name} is held in 8 bits"
+        if others and holders == 0:
+            text += (
+                f", but for {len(others)} of its parameters, which are not of this "
+                "model: theirs stays in 32"
+            )
+        level = logging.INFO
+        devices = {p.device.type for p in mine}
+        slow = [kind for kind in sorted(devices) if steps_in_pieces(kind)]
+        if slow:
+            level = logging.WARNING
+            text += (
+                f"; there is no kernel for {slow[0]} here, and a step takes many times "
+                "as long as torch's: on CUDA, install bitsandbytes or build memscale "
+                "with CUDA kernels"
+            )
+        self._say(text, level)
+
+    def _parted(
+        self, optimizer: torch.optim.Optimizer
+    ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """Its parameters: the model's, and others."""
+        model = self._model()
+        known = set() if model is None else set(model.parameters())
+        every = [p for group in optimizer.param_groups for p in group["params"]]
+        return (
+            [p for p in every if p in known],
+            [p for p in every if p not in known],
+        )
 
     def before(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
         """What it was before it was converted, to predict the plain step with."""
@@ -144,6 +179,21 @@ def holds_parameters(optimizer: torch.optim.Optimizer, model: nn.Module) -> bool
         parameter in parameters
         for group in optimizer.param_groups
         for parameter in group["params"]
+    )
+
+
+def check_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
+    """Raises InputError if it holds no parameter of the model."""
+    optimizer = innermost_optimizer(optimizer)
+    if holds_parameters(optimizer, model):
+        return
+    shapes = [list(p.shape) for g in optimizer.param_groups for p in g["params"]]
+    raise InputError(
+        f"optimizer must hold parameters of the model, a {type(model).__name__}, got "
+        f"{type(optimizer).__name__} with {len(shapes)} others, the first of shape "
+        f"{shapes[0] if shapes else None}: is it another model's, or was the model "
+        "copied after the optimizer was made? Leave it out to have the one that steps "
+        "the model found"
     )
 
 

@@ -26,10 +26,17 @@ from torch import nn
 
 from memscale import logs, replay
 from memscale._before_call import BeforeCall
+from memscale._bitsandbytes import steps_in_pieces
 from memscale._C import Error, InputError, Plan, PlanError, TraceError
 from memscale._leaks import remove_fakes_of_failures
-from memscale._optimizer_step import innermost_optimizer
-from memscale._planned import Planned, resident_bytes, state_of
+from memscale._optimizer_step import innermost_optimizer, only_of
+from memscale._planned import (
+    Planned,
+    doubts_about,
+    is_for_another_batch,
+    resident_bytes,
+    state_of,
+)
 from memscale._progress import progress
 from memscale._shell import without_hooks_of_users
 from memscale._signature import Signatures
@@ -38,7 +45,7 @@ from memscale.config import Config, EffectiveConfig, OptimizationMode
 from memscale.eight_bit import EightBitState, find_optimizer
 from memscale.estimator import Estimate, estimate_call
 from memscale.inputs import Call
-from memscale.layers import find_layers
+from memscale.layers import find_layers, parameter_bytes
 from memscale.ledger import Entry, Watch
 from memscale.plan_text import plan_text, wrapped_text
 from memscale.planning import as_wrapped, decide, forgets_cache
@@ -90,6 +97,7 @@ class Executor:
         self._plan: Plan | None = None
         self._watch: Watch | None = None
         self._said_unlike = False
+        self._said_batch = False
         self.ledger: list[Entry] = []
         self.compiled = is_compiled(model)
         self._said_compiled = self.compiled
@@ -110,11 +118,13 @@ class Executor:
             self._replay.detach()
             raise
         self._on_detach.append(self._replay.detach)
-        is_asked_for = config.is_set("use_8bit_optimizer") or self.compiled
+        is_asked_for = config.is_set("use_8bit_optimizer")
         if (is_asked_for and self.effective.use_8bit_optimizer) or (
             told is not None and told.optimizer_bits == 8
         ):
             self._hold_state_in_8_bits()
+        elif self.compiled:
+            self._hold_state_as_the_mode_says()
 
     @property
     def _model(self) -> nn.Module:
@@ -233,6 +243,8 @@ class Executor:
     def begin_step(self, call: Call) -> None:
         """The model is about to be called for training."""
         self._look_for_unlike_calls()
+        if self._told is not None:
+            self._look_at_batch(self._told, call)
         if self._told is not None or self.compiled:
             return
         with _tracing:
@@ -264,6 +276,14 @@ class Executor:
                 logging.WARNING,
             )
 
+    def _look_at_batch(self, plan: Plan, call: Call) -> None:
+        if not self._said_batch and is_for_another_batch(plan, call):
+            self._said_batch = True
+            self.say(
+                f"the plan was made for {plan.call}, this batch is {call}: its "
+                "prediction is not of this one"
+            )
+
     def void_step(self) -> None:
         """What is measured would not be a step of training."""
         watch, self._watch = self._watch, None
@@ -291,6 +311,7 @@ class Executor:
                 margin=margin,
                 op_times=(watch.op_times, self._layers) if is_slow else None,
                 optimizer=self._optimizer_now(),
+                layer_bytes=parameter_bytes(find_layers(self._model)),
             )
         except PlanError as error:
             text = f"the first steps need more than predicted, and {error}"
@@ -325,7 +346,13 @@ class Executor:
                 )
                 if not traced.trace.saves_known:
                     raise TraceError("what its backward needs was not to be seen")
-                plan = decide(traced, self.config, name, optimizer=optimizer)
+                plan = decide(
+                    traced,
+                    self.config,
+                    name,
+                    optimizer=optimizer,
+                    layer_bytes=parameter_bytes(find_layers(model)),
+                )
         except PlanError:
             raise
         except Error as error:
@@ -355,16 +382,28 @@ class Executor:
     def _optimizer_now(self) -> torch.optim.Optimizer | str:
         """That steps the model, as it would be without us."""
         found = self._optimizer or find_optimizer(self._model)
-        if found is not None and self._eight_bit is not None:
-            return self._eight_bit.before(innermost_optimizer(found))
-        return found or "adamw"
+        if found is None:
+            return "adamw"
+        found = innermost_optimizer(found)
+        if self._eight_bit is not None:
+            found = self._eight_bit.before(found)
+        # Of parameters that are not the model's, nothing is known here.
+        return only_of(found, self._model.parameters())
 
     def _say_no_plan(self, why: str) -> None:
         text = f"{type(self._model).__name__} runs without a prediction: {why}"
         if self.config.budget is not None:
             text += "; whether it stays under the budget is not known"
         self.say(text, logging.WARNING)
-        if self.effective.use_8bit_optimizer:  # then the mode alone says so
+        self._hold_state_as_the_mode_says()
+
+    def _hold_state_as_the_mode_says(self) -> None:
+        """Without a plan. Where it takes long, it has to be asked for."""
+        device, _ = self._now()
+        is_asked_for = self.config.is_set("use_8bit_optimizer")
+        if self.effective.use_8bit_optimizer and (
+            is_asked_for or not steps_in_pieces(device.type)
+        ):
             self._hold_state_in_8_bits()
 
     def say(self, text: str, level: int = logging.INFO) -> None:
@@ -377,6 +416,9 @@ class Executor:
         if undo is not None:
             self.on_detach(undo)
         self.say(wrapped_text(self._model, self.config, self.compiled))
+        doubts = None if self._told is None else doubts_about(self._told)
+        if doubts is not None:
+            self.say(doubts)
         for name in _NOT_BUILT:
             if self.config.is_set(name) and getattr(self.config, name):
                 self.say(f"{name} has no effect yet in this version", logging.WARNING)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from torch import nn
 
-__all__ = ["Layers", "find_layers"]
+__all__ = ["Layers", "find_layers", "parameter_bytes"]
 
 
 @dataclass
@@ -31,6 +31,19 @@ def find_layers(model: nn.Module) -> Layers:
     layers = Layers()
     _visit("", model, layers, set())
     return layers
+
+
+def parameter_bytes(layers: Layers) -> list[int]:
+    """Of each layer, in their order. A parameter that several share is the first's."""
+    seen: set[int] = set()
+    sums = []
+    for name, module in layers.modules.items():
+        own = {id(p): p for p in module.parameters(recurse=name in layers.blocks)}
+        sums.append(
+            sum(p.numel() * p.element_size() for i, p in own.items() if i not in seen)
+        )
+        seen |= own.keys()
+    return sums
 
 
 def _visit(name: str, module: nn.Module, layers: Layers, seen: set[int]) -> None:

@@ -78,6 +78,11 @@ class Watch:
             self._tracker.stop()
             self._tracker = None
 
+    def _predicted(self) -> float:
+        """The slowdown by replay, which is what is measured: not the optimizer's."""
+        plain = self.plan.plain_nanoseconds
+        return self.plan.nanoseconds / plain if plain else 0.0
+
     def end_step(self, device: torch.device, nanoseconds_replayed: int) -> None:
         """The next call is about to begin."""
         tracker, self._tracker = self._tracker, None
@@ -98,7 +103,7 @@ class Watch:
         if device.type == "cpu":  # whose tensors are not all of this training
             peak += self._resident - tracker.before
         self.entries.append(
-            Entry(self.plan.peak_bytes, peak, self.plan.slowdown, slowdown)
+            Entry(self.plan.peak_bytes, peak, self._predicted(), slowdown)
         )
 
     def margin(self) -> int:

@@ -23,13 +23,14 @@ import torch
 from torch import nn
 
 from memscale import _C, hardware
+from memscale._bitsandbytes import steps_in_pieces
 from memscale._C import CostModel, OpTimes, Plan, PlanError, Question, format_bytes
 from memscale._optimizer_step import OptimizerLike, innermost_optimizer
 from memscale._use_cache import ForgottenError, forgetting
 from memscale.config import Config
 from memscale.estimator import Estimate, estimate
 from memscale.inputs import LossFn
-from memscale.layers import find_layers
+from memscale.layers import find_layers, parameter_bytes
 from memscale.optim import why_not_8bit
 from memscale.replay import DEFAULT_MIN_BYTES
 
@@ -66,8 +67,14 @@ def plan(
     """
     config = config or Config()
     traced = _traced(model, sample_input, optimizer, config, loss_fn, device, sizes)
-    name = type(model).__name__
-    return decide(traced, config, name, _card(device), optimizer=optimizer)
+    return decide(
+        traced,
+        config,
+        type(model).__name__,
+        _card(device),
+        optimizer=optimizer,
+        layer_bytes=parameter_bytes(find_layers(model)),
+    )
 
 
 def pareto(
@@ -90,6 +97,7 @@ def pareto(
     config = config or Config()
     traced = _traced(model, sample_input, optimizer, config, loss_fn, device, sizes)
     question = _question(traced, config, type(model).__name__, _card(device))
+    _tell_sizes(question, traced, parameter_bytes(find_layers(model)))
     question.optimizer_can_be_8bit = _can_be_8bit(optimizer, traced)
     return Frontier(_C.plan_frontier(question, max_plans))
 
@@ -117,15 +125,17 @@ def decide(
     margin: int = 0,
     op_times: tuple[OpTimes, list[str]] | None = None,
     optimizer: OptimizerLike = None,
+    layer_bytes: list[int] | None = None,
 ) -> Plan:
     """A plan from an estimate.
 
     ``margin``: bytes by which predictions were too low before; ``op_times``: how long
     ops took in calls like this, by the model's layers, which have these names;
-    ``optimizer``: that was traced.
+    ``optimizer``: that was traced; ``layer_bytes``: of parameters, by layer.
     """
     question = _question(traced, config, model, card, op_times)
     question.margin = margin
+    _tell_sizes(question, traced, layer_bytes or [])
     question.optimizer_can_be_8bit = _can_be_8bit(optimizer, traced)
     decision = _C.decide(question)
     smallest = decision.smallest_budget
@@ -155,7 +165,8 @@ def load_plan(source: str, model: nn.Module) -> Plan:
                 f"plan must be JSON or a file that holds it, got {start!r} ({why})"
             ) from None
     made = Plan.from_json(text)
-    made.check_fits(list(find_layers(model).modules))
+    layers = find_layers(model)
+    made.check_fits(list(layers.modules), parameter_bytes(layers))
     return made
 
 
@@ -223,6 +234,8 @@ def _question(
         trace = times.applied_to(trace, cost, layers)
     question = Question(trace, config, cost)
     question.on_cpu = kind == "cpu"
+    # Of a card that is not here: as if this installation were there.
+    question.steps_8bit_in_pieces = steps_in_pieces("cuda" if card else kind)
     question.granularity = traced.granularity
     question.device_memory = _memory(traced.device, card)
     question.min_bytes = DEFAULT_MIN_BYTES
@@ -231,6 +244,12 @@ def _question(
     question.device = traced.target
     question.optimizer = traced.optimizer
     return question
+
+
+def _tell_sizes(question: Question, traced: Estimate, layer_bytes: list[int]) -> None:
+    # A recorded step may have met layers that were not there before.
+    if len(layer_bytes) == len(traced.trace.layers):
+        question.parameter_bytes = layer_bytes
 
 
 def _can_be_8bit(optimizer: OptimizerLike, traced: Estimate) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import weakref
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from torch.optim.optimizer import _global_optimizer_pre_hooks
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import memscale
-from memscale import Config, OptimizationMode, eight_bit
+from memscale import Config, OptimizationMode, _bitsandbytes, eight_bit
 from memscale._C import Timeline
 from memscale.optim import AdamW8bit, is_8bit
 from replay_twins import Block
@@ -209,7 +210,7 @@ def test_one_optimizer_of_two_models() -> None:
 
 
 def test_a_failed_conversion_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(_: object) -> None:
+    def fail(_: object, **options: object) -> None:
         raise torch.OutOfMemoryError("no")
 
     model = memscale.wrap(_model(), Config(use_8bit_optimizer=True))
@@ -280,6 +281,69 @@ def test_another_models_optimizer_is_not_touched() -> None:
     assert type(optimizer) is torch.optim.AdamW
 
 
+@pytest.mark.parametrize("use_8bit_optimizer", [False, True])
+@pytest.mark.parametrize("way", ["optimize", "apply_all", "trainer"])
+def test_a_known_optimizer_of_another_model_is_refused(
+    way: str, use_8bit_optimizer: bool
+) -> None:
+    model, other = _model(), _model()
+    optimizer = torch.optim.AdamW(other.parameters())
+    config = Config(use_8bit_optimizer=use_8bit_optimizer)
+
+    def attach() -> None:
+        if way == "optimize":
+            with memscale.optimize(model, optimizer, config):
+                pass
+        elif way == "apply_all":
+            memscale.apply_all_optimizations(model, Outer(optimizer, "optimizer"))
+        else:
+            trainer = SimpleNamespace(model=model, optimizer=optimizer, train=print)
+            memscale.wrap(trainer, config)
+
+    with pytest.raises(
+        memscale.InputError,
+        match=r"optimizer must hold parameters of the model, a Sequential, got AdamW "
+        r"with \d+ others, the first of shape",
+    ):
+        attach()
+    assert type(optimizer) is torch.optim.AdamW
+    assert not hasattr(model, "_memscale_executor")
+
+
+def test_parameters_that_are_not_the_models_stay_in_32_bits(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """One optimizer of two models, and a parameter of none: each its own bits."""
+    one, two = _model(), _model()
+    alone = nn.Parameter(torch.zeros(80, 80))
+    optimizer = torch.optim.AdamW([*one.parameters(), *two.parameters(), alone])
+
+    def bits() -> list[int]:
+        alone.grad = torch.ones_like(alone)
+        _train(one, optimizer, 1)
+        _train(two, optimizer, 1)
+        assert isinstance(optimizer, AdamW8bit)
+        weights = (max(m.parameters(), key=torch.numel) for m in (one, two))
+        kept = [*weights, alone]
+        for p in kept:
+            assert ("exp_avg" in optimizer.state[p]) == (optimizer.bits_of(p) == 32)
+        return [optimizer.bits_of(p) for p in kept]
+
+    config = Config(use_8bit_optimizer=True, force_optimize=True)
+    with caplog.at_level(logging.INFO, logger="memscale"):
+        memscale.wrap(one, config)
+        assert bits() == [8, 32, 32]
+    others = len([*two.parameters()]) + 1
+    assert f"but for {others} of its parameters, which are not of this" in caplog.text
+    assert one._memscale_executor.plan.optimizer_bits == 8  # and it has a plan
+    memscale.wrap(two, config)
+    assert bits() == [8, 8, 32]
+    memscale.detach(one)
+    memscale.detach(two)
+    assert type(optimizer) is torch.optim.AdamW
+    assert optimizer.state[alone].keys() == {"step", "exp_avg", "exp_avg_sq"}
+
+
 def test_no_hook_is_left() -> None:
     before = len(_global_optimizer_pre_hooks)
     model = _model()
@@ -330,6 +394,76 @@ def test_a_saved_plan_says_so_too() -> None:
     optimizer = torch.optim.AdamW(model.parameters())
     _train(model, optimizer)
     assert is_8bit(optimizer)
+
+
+# ---- devices without a kernel ----
+
+
+def test_a_step_without_a_kernel_is_not_chosen_by_a_mode(sim: torch.device) -> None:
+    model, batch = _model(sim), torch.randn(ROWS, WIDTH, device=sim)
+
+    def plan(**fields: Any) -> memscale.Plan:
+        config = Config(force_optimize=True, **fields)
+        return memscale.plan(model, batch, "adamw", config)
+
+    aggressive = {"mode": OptimizationMode.AGGRESSIVE}
+    by_mode = plan(**aggressive)
+    assert (by_mode.optimizer_bits, by_mode.optimizer_nanoseconds) == (32, 0)
+    assert "stays in 32 bits: a step with 8 would take about" in by_mode.explain()
+    exact = memscale.pareto(model, batch, "adamw")[0].peak_bytes
+    assert plan(**aggressive, budget=exact).optimizer_bits == 32
+    # What it costs is said wherever it is chosen, and is in the slowdown.
+    for chosen in (
+        plan(use_8bit_optimizer=True),
+        plan(**aggressive, budget=exact - 4096),
+        *memscale.pareto(model, batch, "adamw", Config(use_8bit_optimizer=True)),
+    ):
+        assert chosen.optimizer_bits == 8
+        assert chosen.optimizer_nanoseconds > 0
+        total = chosen.nanoseconds + chosen.optimizer_nanoseconds
+        assert chosen.slowdown == total / chosen.plain_nanoseconds
+        if chosen.verdicts[0].rule != "frontier":
+            assert "times as long as the optimizer's own step" in chosen.explain()
+            assert "install bitsandbytes or build with CUDA" in chosen.explain()
+
+
+def test_a_step_by_a_kernel_has_no_price() -> None:
+    batch = torch.randn(ROWS, WIDTH)
+    config = Config(use_8bit_optimizer=True, force_optimize=True)
+    plan = memscale.plan(_model(), batch, "adamw", config)
+    assert plan.optimizer_bits == 8
+    assert plan.optimizer_nanoseconds == 0
+    assert "times as long" not in plan.explain()
+
+
+@pytest.mark.parametrize("installed", [False, True])
+def test_a_card_steps_by_bitsandbytes_if_that_is_there(
+    installed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_bitsandbytes, "find", lambda: installed or None)
+    mode = OptimizationMode.AGGRESSIVE
+    config = Config(mode=mode, force_optimize=True)
+    batch = torch.randn(ROWS, WIDTH)
+    plan = memscale.plan(_model(), batch, "adamw", config, device="RTX 3090")
+    assert plan.optimizer_bits == (8 if installed else 32)
+    assert plan.optimizer_nanoseconds == 0
+
+
+@pytest.mark.parametrize("asked_for", [False, True])
+def test_without_a_plan_a_mode_does_not_choose_it_either(
+    sim: torch.device, asked_for: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    fields = {"use_8bit_optimizer": True} if asked_for else {}
+    model = _model(sim)
+    model[1] = torch.compile(model[1], backend="eager")  # no plan with that
+    optimizer = torch.optim.AdamW(model.parameters())
+    memscale.wrap(model, Config(mode=OptimizationMode.AGGRESSIVE, **fields))
+    with caplog.at_level(logging.INFO, logger="memscale"):
+        _train(model, optimizer, 1)
+    assert "runs without a prediction" in caplog.text
+    assert is_8bit(optimizer) == asked_for
+    assert ("a step takes many times as long" in caplog.text) == asked_for
+    memscale.detach(model)
 
 
 @pytest.mark.parametrize("own", [False, True])

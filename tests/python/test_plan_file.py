@@ -81,6 +81,55 @@ def test_a_plan_of_another_model(plan: Plan) -> None:
     _refused(renamed, "whose layer 1 is 'block' instead of 'blocks'")
 
 
+@pytest.mark.parametrize("width", [128, 512])
+def test_a_plan_of_a_model_of_another_width(width: int) -> None:
+    """Names and ops are the same: the plan would be followed, its bytes are others."""
+    batch = torch.randn(512, width)
+    other = memscale.plan(Blocks(width), batch, config=Config(force_optimize=True))
+    text = _refused(other, "the plan must be of this model, but it is of 'Blocks'")
+    made_for, here = (2 * 4 * (w * w + w) for w in (width, 256))
+    assert "layer 2, 'blocks.0', has" in text
+    assert f"(layers[2].parameter_bytes is {made_for})" in text
+    assert f"({here}): make a plan for this model" in text
+
+
+def test_a_plan_of_a_model_of_another_type(plan: Plan) -> None:
+    with pytest.raises(PlanError, match=r"'blocks\.0', has 514\.00 KiB of parameters"):
+        memscale.wrap(_model().to(torch.bfloat16), Config(plan=plan))
+
+
+def test_an_earlier_plan_without_sizes_is_followed_and_said(
+    plan: Plan, caplog: pytest.LogCaptureFixture
+) -> None:
+    def strip(data: dict[str, Any]) -> None:
+        data.pop("optimizer_nanoseconds")
+        for layer in data["layers"]:
+            layer.pop("parameter_bytes")
+
+    with caplog.at_level("INFO", logger="memscale"):
+        memscale.detach(memscale.wrap(_model(), Config(plan=plan)))
+        assert "how large its layers' parameters are" not in caplog.text
+        memscale.detach(memscale.wrap(_model(), Config(plan=_edited(plan, strip))))
+    assert "how large its layers' parameters are" in caplog.text
+
+
+def test_a_plan_of_another_batch_is_followed_and_said_once(
+    plan: Plan, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = memscale.wrap(_model(), Config(plan=plan))
+    with caplog.at_level("INFO", logger="memscale"):
+        model(_batch()).backward()
+        assert "is not of this one" not in caplog.text
+        for _ in range(2):
+            model(_batch()[:64]).backward()
+    said = [text for text in caplog.messages if "is not of this one" in text]
+    assert len(said) == 1
+    assert (
+        "made for float32[512, 256] on cpu, this batch is float32[64, 256]" in said[0]
+    )
+    memscale.detach(model)
+
+
 @pytest.mark.parametrize(
     ("change", "text"),
     [

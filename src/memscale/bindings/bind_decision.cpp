@@ -34,6 +34,7 @@ void bind_plans(py::module_& m) {
             return plan.keep_set ? std::make_shared<KeepSet>(*plan.keep_set)
                                  : nullptr;
           })
+      .def_readonly("parameter_bytes", &LayerPlan::parameter_bytes)
       .def_readonly("plain_bytes", &LayerPlan::plain_bytes)
       .def_readonly("held_bytes", &LayerPlan::held_bytes)
       .def_readonly("nanoseconds", &LayerPlan::nanoseconds)
@@ -62,8 +63,10 @@ void bind_plans(py::module_& m) {
       .def_readonly("host_peak_bytes", &Plan::host_peak)
       .def_readonly("plain_nanoseconds", &Plan::plain_nanoseconds)
       .def_readonly("nanoseconds", &Plan::nanoseconds)
+      .def_readonly("optimizer_nanoseconds", &Plan::optimizer_nanoseconds)
       .def_property_readonly("slowdown", &Plan::slowdown)
-      .def("check_fits", &Plan::check_fits, py::arg("layer_names"))
+      .def("check_fits", &Plan::check_fits, py::arg("layer_names"),
+           py::arg("parameter_bytes") = std::vector<Bytes>())
       .def("explain", &Plan::explain)
       .def("diff", &Plan::diff, py::arg("other"))
       .def("to_json", [](const Plan& plan) { return to_json(plan); })
@@ -116,6 +119,8 @@ void bind_questions(py::module_& m) {
       .def_readwrite("min_bytes", &Question::min_bytes)
       .def_readwrite("margin", &Question::margin)
       .def_readwrite("optimizer_can_be_8bit", &Question::optimizer_can_be_8bit)
+      .def_readwrite("steps_8bit_in_pieces", &Question::steps_8bit_in_pieces)
+      .def_readwrite("parameter_bytes", &Question::parameter_bytes)
       .def_readwrite("disabled_rules", &Question::disabled_rules)
       .def_readwrite("model", &Question::model)
       .def_readwrite("call", &Question::call)

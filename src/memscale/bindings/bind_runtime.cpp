@@ -16,6 +16,7 @@ void bind_runtime(pybind11::module_& m) {
   m.attr("MIN_8BIT_ELEMENTS") = kMin8BitElements;
   m.attr("STATE_BLOCK") = kStateBlock;
   m.attr("STATE_PIECE") = kStatePiece;
+  m.def("has_cuda_step", &has_cuda_step);
 
   pybind11::class_<MemoryTracker>(m, "MemoryTracker")
       .def(pybind11::init<c10::Device>())

@@ -25,6 +25,12 @@ class CostModel final {
   // Of a whole step, as it is traced.
   std::int64_t nanoseconds(const Trace& trace) const;
 
+  // Of Adam's step with 8-bit state over so many elements: by a kernel of ours
+  // (or bitsandbytes'), and by torch's operators, so many pieces.
+  std::int64_t of_8bit_step(std::int64_t elements) const;
+  std::int64_t of_8bit_step_in_pieces(std::int64_t elements,
+                                      std::int64_t pieces) const;
+
  private:
   double flops_ = 0;  // FLOP/s, in 32 bits
   double half_flops_ = 0;

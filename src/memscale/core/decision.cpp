@@ -31,6 +31,12 @@ void check(const Question& question) {
           str("disabled_rules must name rules, got ", ascii::quoted(name)));
     }
   }
+  if (!question.parameter_bytes.empty() &&
+      question.parameter_bytes.size() != question.trace->layers.size()) {
+    throw PlanError(str("parameter_bytes must be of the trace's ",
+                        question.trace->layers.size(), " layers, got ",
+                        question.parameter_bytes.size()));
+  }
 }
 
 Bytes peak_of(const Timeline& timeline) {
@@ -77,6 +83,11 @@ Plan plain_plan(const Question& question, const Timeline& timeline) {
   plan.budget = question.config.budget;
   for (const Layer& layer : trace.layers) {
     plan.layers.emplace_back().layer = layer.name;
+  }
+  if (!question.parameter_bytes.empty()) {
+    for (std::size_t i = 0; i < plan.layers.size(); ++i) {
+      plan.layers[i].parameter_bytes = question.parameter_bytes[i];
+    }
   }
   plan.plain_nanoseconds = question.cost.nanoseconds(trace);
   say_forgotten(trace, plan);
@@ -133,6 +144,10 @@ std::vector<Plan> plan_frontier(const Question& asked, std::size_t max_plans) {
   std::optional<Trace> with_8bit;
   if (question.state_bits == StateBits::Eight &&
       question.optimizer_can_be_8bit) {
+    plain.optimizer_nanoseconds =
+        optimizer_step_times(*question.trace, question.cost,
+                             question.steps_8bit_in_pieces)
+            .extra();
     with_8bit = with_8bit_state(*question.trace, question.on_cpu);
     question.trace = &*with_8bit;
     plain.optimizer_bits = 8;

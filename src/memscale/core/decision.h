@@ -35,6 +35,11 @@ struct Question {
   Bytes margin;
   StateBits state_bits = StateBits::Full;
   bool optimizer_can_be_8bit = false;  // torch's own Adam or AdamW
+  // Whether the device has no kernel for a step with 8-bit state: it then goes
+  // piece by piece through torch's operators, and takes long.
+  bool steps_8bit_in_pieces = false;
+  // Of the model's layers, in their order; empty: not known.
+  std::vector<Bytes> parameter_bytes;
   std::vector<std::string> disabled_rules;
   // Written into the plan.
   std::string model;

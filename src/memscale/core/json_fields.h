@@ -43,6 +43,11 @@ struct Form {
   std::size_t max_depth;  // what is nested deeper is refused, unread
 };
 
+// As field(name, member, kMayBeMissing): of a field that files of an earlier
+// version do not have; the member then stays as it was made.
+struct MayBeMissing {};
+inline constexpr MayBeMissing kMayBeMissing{};
+
 // Of a foreign text within a message.
 inline constexpr std::size_t kMaxQuoted = 60;
 
@@ -132,7 +137,8 @@ class Writer final {
   }
   template <typename S>
   void write_fields(const Path& path, const S& object, char before) {
-    each_field(object, [&](std::string_view name, const auto& member) {
+    each_field(object, [&](std::string_view name, const auto& member,
+                           auto... /*MayBeMissing*/) {
       out_ += before;
       before = ',';
       out_ += '"';
@@ -268,10 +274,14 @@ class Reader final {
   void read_fields(const Path& path, const Json& node, S& object,
                    std::span<const std::string_view> others) const {
     std::vector<std::string_view> names(others.begin(), others.end());
-    each_field(object, [&](std::string_view name, auto& member) {
+    each_field(object, [&](std::string_view name, auto& member,
+                           auto... may_be_missing) {
       const Path here{&path, name};
       const auto found = node.find(name);
-      if (found == node.end()) throw E(here.text() + " is missing");
+      if (found == node.end()) {
+        if (sizeof...(may_be_missing) > 0) return;
+        throw E(here.text() + " is missing");
+      }
       read(here, *found, member);
       names.push_back(name);
     });

@@ -150,6 +150,55 @@ std::optional<Bytes> optimizer_op_workspace(const Trace& trace, const Op& op,
   return workspace_of(largest, width, bits, on_cpu);
 }
 
+std::int64_t StepTimes::extra() const {
+  return std::max<std::int64_t>(with_8bit - plain, 0);
+}
+
+std::int64_t StepTimes::times() const {
+  const std::int64_t base = std::max<std::int64_t>(plain, 1);
+  return std::max<std::int64_t>((with_8bit + base / 2) / base, 1);
+}
+
+StepTimes optimizer_step_times(const Trace& plain, const CostModel& cost,
+                               bool in_pieces) {
+  const std::map<Bytes, std::int64_t> widths = widths_of_states(plain);
+  std::vector<bool> is_traced(plain.storages.size());
+  for (const Value& value : plain.values) {
+    if (value.storage.valid()) is_traced[value.storage.index()] = true;
+  }
+  // Of both moments.
+  std::int64_t elements = 0;
+  std::int64_t pieces = 0;
+  std::int64_t traced = 0;
+  for (std::size_t i = 0; i < plain.storages.size(); ++i) {
+    const Storage& storage = plain.storages[i];
+    if (storage.category != Category::OptimizerState) continue;
+    const auto known = widths.find(storage.bytes);
+    const std::int64_t width = known == widths.end() ? kFloat : known->second;
+    if (width == 0) continue;
+    const std::int64_t each = storage.bytes.count() / width;
+    if (each <= 1) continue;  // counters of steps
+    elements += each * storage.count;
+    pieces += (each + kStatePiece - 1) / kStatePiece * storage.count;
+    if (is_traced[i]) traced += each;
+  }
+  StepTimes times;
+  for (const Op& op : plain.ops) {
+    if (op.phase == Phase::Optimizer)
+      times.plain += cost.nanoseconds(plain, op);
+  }
+  // One parameter of each kind was traced, for all of its kind.
+  if (traced > 0) {
+    times.plain = static_cast<std::int64_t>(static_cast<double>(times.plain) *
+                                            static_cast<double>(elements) /
+                                            static_cast<double>(traced));
+  }
+  times.with_8bit = in_pieces
+                        ? cost.of_8bit_step_in_pieces(elements / 2, pieces / 2)
+                        : cost.of_8bit_step(elements / 2);
+  return times;
+}
+
 Bytes optimizer_state_bytes(const Trace& trace) {
   Bytes sum;
   for (const Storage& storage : trace.storages) {

@@ -4,6 +4,7 @@
 #include <optional>
 
 #include "memscale/base/bytes.h"
+#include "memscale/core/cost_model.h"
 #include "memscale/core/trace.h"
 
 // Adam's moments at one byte each, as predicted. See docs/optimizer.md.
@@ -29,6 +30,22 @@ Trace with_8bit_state(const Trace& trace, bool on_cpu);
 // Temporaries of a step of ours as it was traced; nothing if it is another op.
 std::optional<Bytes> optimizer_op_workspace(const Trace& trace, const Op& op,
                                             bool on_cpu);
+
+// How long an optimizer's step takes, in nanoseconds.
+struct StepTimes {
+  std::int64_t plain = 0;  // as traced, all parameters
+  std::int64_t with_8bit = 0;
+
+  // By so much a step with 8-bit state is slower; faster ones count as equal.
+  std::int64_t extra() const;
+  // 5: it takes about five times as long, at least once.
+  std::int64_t times() const;
+};
+
+// Of the plain step's trace. `in_pieces`: by torch's operators, where the
+// device has no kernel of ours.
+StepTimes optimizer_step_times(const Trace& plain, const CostModel& cost,
+                               bool in_pieces);
 
 // What the optimizer keeps from step to step, on the device.
 Bytes optimizer_state_bytes(const Trace& trace);

@@ -79,7 +79,8 @@ std::string LayerPlan::technique() const {
 
 double Plan::slowdown() const {
   if (plain_nanoseconds == 0) return 0;
-  return static_cast<double>(nanoseconds) /
+  return (static_cast<double>(nanoseconds) +
+          static_cast<double>(optimizer_nanoseconds)) /
          static_cast<double>(plain_nanoseconds);
 }
 
@@ -89,6 +90,7 @@ void Plan::check() const {
   check_not_negative("host_peak", host_peak.count());
   check_not_negative("plain_nanoseconds", plain_nanoseconds);
   check_not_negative("nanoseconds", nanoseconds);
+  check_not_negative("optimizer_nanoseconds", optimizer_nanoseconds);
   if (budget && *budget <= 0_B) {
     throw PlanError(str("budget must be > 0, got ", budget->count()));
   }
@@ -106,6 +108,10 @@ void Plan::check() const {
     }
     const std::string place = str("layers[", i, "].");
     check_not_negative(place + "plain_bytes", layer.plain_bytes.count());
+    if (layer.parameter_bytes) {
+      check_not_negative(place + "parameter_bytes",
+                         layer.parameter_bytes->count());
+    }
     check_not_negative(place + "held_bytes", layer.held_bytes.count());
     check_not_negative(place + "nanoseconds", layer.nanoseconds);
     if (!layer.keep_set) continue;
@@ -117,7 +123,8 @@ void Plan::check() const {
   }
 }
 
-void Plan::check_fits(const std::vector<std::string>& layer_names) const {
+void Plan::check_fits(const std::vector<std::string>& layer_names,
+                      const std::vector<Bytes>& parameter_bytes) const {
   const std::string head =
       str("the plan must be of this model, but it is of ", quoted_start(model));
   if (layer_names.size() != layers.size()) {
@@ -129,6 +136,16 @@ void Plan::check_fits(const std::vector<std::string>& layer_names) const {
     throw PlanError(str(head, " whose layer ", i, " is ",
                         quoted_start(layers[i].layer), " instead of ",
                         quoted_start(layer_names[i])));
+  }
+  const std::size_t known = std::min(parameter_bytes.size(), layers.size());
+  for (std::size_t i = 0; i < known; ++i) {
+    const std::optional<Bytes> made_for = layers[i].parameter_bytes;
+    if (!made_for || *made_for == parameter_bytes[i]) continue;
+    throw PlanError(str(
+        head, " whose layer ", i, ", ", quoted_start(layers[i].layer), ", has ",
+        *made_for, " of parameters (layers[", i, "].parameter_bytes is ",
+        made_for->count(), ") instead of ", parameter_bytes[i], " (",
+        parameter_bytes[i].count(), "): make a plan for this model"));
   }
 }
 

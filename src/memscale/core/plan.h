@@ -21,6 +21,8 @@ struct LayerPlan {
   std::string layer;  // as named_modules() has it
   ReplayPolicy policy = ReplayPolicy::Keep;
   std::optional<KeepSet> keep_set;  // if there is one, it counts
+  // Of the model that it was made for; not known of plans from before 0.1.
+  std::optional<Bytes> parameter_bytes;
   // Activations that its forward made and the start of backward finds held.
   Bytes plain_bytes;
   Bytes held_bytes;
@@ -64,13 +66,17 @@ struct Plan {
   Bytes host_peak;
   std::int64_t plain_nanoseconds = 0;
   std::int64_t nanoseconds = 0;  // of calling ops again, all layers
+  // By so much an optimizer's step with 8-bit state is slower than the plain.
+  std::int64_t optimizer_nanoseconds = 0;
 
   // 0.25: a step takes 25 % longer.
   double slowdown() const;
   // Throws PlanError naming what is out of range, empty or there twice.
   void check() const;
-  // Throws PlanError saying what differs, unless it was made for these layers.
-  void check_fits(const std::vector<std::string>& layer_names) const;
+  // Throws PlanError saying what differs, unless it was made for these layers
+  // with so many bytes of parameters each; none: those are not compared.
+  void check_fits(const std::vector<std::string>& layer_names,
+                  const std::vector<Bytes>& parameter_bytes = {}) const;
 
   // Reasons, rule by rule and layer by layer, for people.
   std::string explain() const;

@@ -18,11 +18,12 @@ static void each_field(Is<KeepSet> auto& keep_set, auto&& field) {
 }
 
 static void each_field(Is<LayerPlan> auto& plan, auto&& field) {
-  auto& [layer, policy, keep_set, plain_bytes, held_bytes, nanoseconds,
-         reason] = plan;
+  auto& [layer, policy, keep_set, parameter_bytes, plain_bytes, held_bytes,
+         nanoseconds, reason] = plan;
   field("layer", layer);
   field("policy", policy);
   field("keep_set", keep_set);
+  field("parameter_bytes", parameter_bytes, json::kMayBeMissing);
   field("plain_bytes", plain_bytes);
   field("held_bytes", held_bytes);
   field("nanoseconds", nanoseconds);
@@ -38,7 +39,7 @@ static void each_field(Is<Verdict> auto& verdict, auto&& field) {
 static void each_field(Is<Plan> auto& plan, auto&& field) {
   auto& [model, fingerprint, call, device, optimizer, mode, budget, verdicts,
          layers, optimizer_bits, plain_peak, peak, host_peak, plain_nanoseconds,
-         nanoseconds] = plan;
+         nanoseconds, optimizer_nanoseconds] = plan;
   field("model", model);
   field("fingerprint", fingerprint);
   field("call", call);
@@ -54,6 +55,7 @@ static void each_field(Is<Plan> auto& plan, auto&& field) {
   field("host_peak", host_peak);
   field("plain_nanoseconds", plain_nanoseconds);
   field("nanoseconds", nanoseconds);
+  field("optimizer_nanoseconds", optimizer_nanoseconds, json::kMayBeMissing);
 }
 
 namespace {

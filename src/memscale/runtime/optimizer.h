@@ -20,4 +20,8 @@ namespace memscale {
 // it.
 void register_optimizer_ops();
 
+// Whether 8-bit steps on CUDA run in kernels of ours; otherwise they go piece
+// by piece through torch's operators. Asks CUDA for its devices.
+bool has_cuda_step();
+
 }  // namespace memscale

@@ -10,6 +10,7 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include "memscale/kernels/cuda/kernels.h"
+#include "memscale/runtime/optimizer.h"
 #include "memscale/runtime/optimizer_backend.h"
 
 namespace memscale {
@@ -104,5 +105,7 @@ const OptimizerBackend& cuda_backend() {
       adam8, adam, quantise, generic_backend().encode, dequantise, unscale};
   return has_kernels ? backend : generic_backend();
 }
+
+bool has_cuda_step() { return &cuda_backend() != &generic_backend(); }
 
 }  // namespace memscale

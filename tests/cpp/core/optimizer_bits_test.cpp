@@ -100,5 +100,40 @@ TEST(OptimizerBits, ForwardAndBackwardStay) {
   }
 }
 
+TEST(OptimizerBits, AStepByAKernelIsNoSlower) {
+  Trace plain = adam_step_of("float32", 4);
+  // As torch's AdamW moves them; one of each kind was traced, for others too.
+  for (Op& op : plain.ops) op.moved = Bytes(50 * 10'000);
+  for (const CostModel& cost :
+       {CostModel::of_cpu(), CostModel::of(DeviceSpec())}) {
+    const StepTimes times = optimizer_step_times(plain, cost, false);
+    EXPECT_GT(times.plain, 0);
+    EXPECT_GT(times.with_8bit, 0);
+    EXPECT_EQ(times.extra(), 0);
+    EXPECT_EQ(times.times(), 1);
+  }
+}
+
+TEST(OptimizerBits, AStepInPiecesHasItsPrice) {
+  Trace plain = adam_step_of("float32", 4);
+  for (Op& op : plain.ops) op.moved = Bytes(50 * 10'000);
+  for (const CostModel& cost :
+       {CostModel::of_cpu(), CostModel::of(DeviceSpec())}) {
+    const StepTimes times = optimizer_step_times(plain, cost, true);
+    EXPECT_GT(times.times(), 3);
+    EXPECT_EQ(times.extra(), times.with_8bit - times.plain);
+    // All of a kind, not only the one that was traced.
+    Trace more = plain;
+    more.storages.back().count = 300;
+    EXPECT_GT(optimizer_step_times(more, cost, true).extra(),
+              20 * times.extra());
+  }
+  // Nothing to step: no time, and no division by it.
+  const StepTimes none =
+      optimizer_step_times(Trace(), CostModel::of_cpu(), true);
+  EXPECT_EQ(none.extra(), 0);
+  EXPECT_EQ(none.times(), 1);
+}
+
 }  // namespace
 }  // namespace memscale

@@ -26,24 +26,27 @@ std::string replaced(std::string text, std::string_view from,
 }
 
 TEST(PlanJson, IsOneStableLine) {
-  EXPECT_EQ(to_json(small_plan()),
-            R"({"format":"memscale-plan","version":1,"model":"Net",)"
-            R"("fingerprint":"00ff00ff00ff00ff","call":"x=float32[4, 8]",)"
-            R"("device":"sim","optimizer":"adamw","mode":"aggressive",)"
-            R"("budget":6291456,"verdicts":[)"
-            R"({"rule":"weigh_memory","text":"little"},)"
-            R"({"rule":"recompute_layers","text":"some"}],"layers":[)"
-            R"({"layer":"","policy":"keep","keep_set":null,"plain_bytes":1024,)"
-            R"("held_bytes":1024,"nanoseconds":0,"reason":""},)"
-            R"({"layer":"a","policy":"cheap","keep_set":null,)"
-            R"("plain_bytes":4194304,"held_bytes":1048576,"nanoseconds":1499,)"
-            R"("reason":"frees 3.00 MiB"},)"
-            R"({"layer":"b.0","policy":"keep","keep_set":{)"
-            R"("ops":["aten::mm","aten::tanh"],"kept":[[0,0],[1,2]]},)"
-            R"("plain_bytes":4194304,"held_bytes":1048576,"nanoseconds":2500,)"
-            R"("reason":"frees 3.00 MiB"}],"optimizer_bits":32,)"
-            R"("plain_peak":10485760,"peak":5242880,)"
-            R"("host_peak":7,"plain_nanoseconds":40000,"nanoseconds":3999})");
+  EXPECT_EQ(
+      to_json(small_plan()),
+      R"({"format":"memscale-plan","version":1,"model":"Net",)"
+      R"("fingerprint":"00ff00ff00ff00ff","call":"x=float32[4, 8]",)"
+      R"("device":"sim","optimizer":"adamw","mode":"aggressive",)"
+      R"("budget":6291456,"verdicts":[)"
+      R"({"rule":"weigh_memory","text":"little"},)"
+      R"({"rule":"recompute_layers","text":"some"}],"layers":[)"
+      R"({"layer":"","policy":"keep","keep_set":null,)"
+      R"("parameter_bytes":null,"plain_bytes":1024,)"
+      R"("held_bytes":1024,"nanoseconds":0,"reason":""},)"
+      R"({"layer":"a","policy":"cheap","keep_set":null,)"
+      R"("parameter_bytes":null,"plain_bytes":4194304,"held_bytes":1048576,"nanoseconds":1499,)"
+      R"("reason":"frees 3.00 MiB"},)"
+      R"({"layer":"b.0","policy":"keep","keep_set":{)"
+      R"("ops":["aten::mm","aten::tanh"],"kept":[[0,0],[1,2]]},)"
+      R"("parameter_bytes":262144,"plain_bytes":4194304,"held_bytes":1048576,"nanoseconds":2500,)"
+      R"("reason":"frees 3.00 MiB"}],"optimizer_bits":32,)"
+      R"("plain_peak":10485760,"peak":5242880,)"
+      R"("host_peak":7,"plain_nanoseconds":40000,"nanoseconds":3999,)"
+      R"("optimizer_nanoseconds":1})");
 }
 
 TEST(PlanJson, ReadsBackWhatItWrote) {
@@ -54,6 +57,27 @@ TEST(PlanJson, ReadsBackWhatItWrote) {
   plan.model = "quote \" slash \\ line \n \xc3\xa9 \xf0\x9f\x8d\x8c";
   EXPECT_EQ(plan_from_json(to_json(plan)), plan);
   EXPECT_EQ(to_json(plan_from_json(to_json(plan))), to_json(plan));
+}
+
+TEST(PlanJson, FieldsThatEarlierPlansDoNotHaveMayBeMissing) {
+  std::string text = to_json(small_plan());
+  for (int i = 0; i < 2; ++i)
+    text = replaced(text, R"("parameter_bytes":null,)", "");
+  text = replaced(text, R"("parameter_bytes":262144,)", "");
+  text = replaced(text, R"(,"optimizer_nanoseconds":1)", "");
+  Plan plan = small_plan();
+  plan.layers[2].parameter_bytes.reset();
+  plan.optimizer_nanoseconds = 0;
+  EXPECT_EQ(plan_from_json(text), plan);
+  EXPECT_EQ(error_of(replaced(to_json(small_plan()), "262144", "-1")),
+            "layers[2].parameter_bytes must be >= 0, got -1");
+  EXPECT_EQ(
+      error_of(replaced(to_json(small_plan()), "262144", "true")),
+      "layers[2].parameter_bytes must be an integer of 64 bits, got true");
+  EXPECT_EQ(
+      error_of(replaced(to_json(small_plan()), R"("optimizer_nanoseconds":1)",
+                        R"("optimizer_nanoseconds":-1)")),
+      "optimizer_nanoseconds must be >= 0, got -1");
 }
 
 Plan any_plan() {
@@ -88,6 +112,7 @@ Plan any_plan() {
     layer.plain_bytes = Bytes(number());
     layer.held_bytes = Bytes(number());
     layer.nanoseconds = number();
+    if (*rc::gen::arbitrary<bool>()) layer.parameter_bytes = Bytes(number());
     layer.reason = text();
     if (*rc::gen::arbitrary<bool>()) {
       KeepSet set;
@@ -105,6 +130,7 @@ Plan any_plan() {
   plan.host_peak = Bytes(number());
   plan.plain_nanoseconds = number();
   plan.nanoseconds = number();
+  plan.optimizer_nanoseconds = number();
   return plan;
 }
 

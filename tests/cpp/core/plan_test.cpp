@@ -31,7 +31,7 @@ TEST(LayerPlan, SaysWhatItDoes) {
 
 TEST(Plan, SlowdownIsAShareOfThePlainStep) {
   Plan plan = small_plan();
-  EXPECT_EQ(plan.slowdown(), 3'999.0 / 40'000.0);
+  EXPECT_EQ(plan.slowdown(), (3'999.0 + 1.0) / 40'000.0);
   plan.plain_nanoseconds = 0;
   EXPECT_EQ(plan.slowdown(), 0.0);
 }
@@ -98,6 +98,20 @@ TEST(PlanCheckFits, SaysWhatDiffers) {
   EXPECT_EQ(error({"a", "", "b.0"}),
             "the plan must be of this model, but it is of 'Net' whose layer 0 "
             "is '' instead of 'a'");
+}
+
+TEST(PlanCheckFits, ComparesParametersWhereBothAreKnown) {
+  const Plan plan = small_plan();
+  const auto error = [&](std::vector<Bytes> bytes) {
+    return plan_error_of([&] { plan.check_fits({"", "a", "b.0"}, bytes); });
+  };
+  EXPECT_EQ(error({}), "no error");
+  EXPECT_EQ(error({0_B, 1_MiB, 256_KiB}), "no error");
+  EXPECT_EQ(error({0_B, 2_MiB, 128_KiB}),
+            "the plan must be of this model, but it is of 'Net' whose layer 2, "
+            "'b.0', has 256.00 KiB of parameters (layers[2].parameter_bytes is "
+            "262144) instead of 128.00 KiB (131072): make a plan for this "
+            "model");
 }
 
 TEST(PlanErrors, StayShortAndInOneLine) {
