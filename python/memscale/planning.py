@@ -22,7 +22,15 @@ import torch
 from torch import nn
 
 from memscale import _C, hardware
-from memscale._C import CostModel, OpTimes, Plan, PlanError, Question, format_bytes
+from memscale._C import (
+    CostModel,
+    OpTimes,
+    Plan,
+    PlanError,
+    Question,
+    allowed_tf32,
+    format_bytes,
+)
 from memscale._optimizer_step import OptimizerLike, innermost_optimizer
 from memscale._use_cache import UseCache
 from memscale.config import Config
@@ -189,13 +197,15 @@ def _question(
     kind = traced.device.type
     if card is None and kind not in ("cpu", "sim"):
         card = hardware.detect().devices[traced.device.index or 0]
-    cost = CostModel.of_cpu() if card is None else CostModel.of(card)
+    cost = CostModel.of_cpu() if card is None else CostModel.of(card, *allowed_tf32())
     trace = traced.trace
     if op_times is not None:
         times, layers = op_times
         trace = times.applied_to(trace, cost, layers)
     question = Question(trace, config, cost)
     question.on_cpu = kind == "cpu"
+    question.on_cuda = kind == "cuda" or _is_cuda(card)
+    question.benchmarks = torch.backends.cudnn.benchmark
     question.granularity = traced.granularity
     question.device_memory = _memory(traced.device, card)
     question.min_bytes = DEFAULT_MIN_BYTES
@@ -204,6 +214,11 @@ def _question(
     question.device = traced.target
     question.optimizer = traced.optimizer
     return question
+
+
+def _is_cuda(card: hardware.DeviceSpec | None) -> bool:
+    """Whether torch calls such a card "cuda": AMD's too."""
+    return card is not None and card.vendor in ("NVIDIA", "AMD")
 
 
 def _can_be_8bit(optimizer: OptimizerLike, traced: Estimate) -> bool:

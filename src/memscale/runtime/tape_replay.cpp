@@ -1,7 +1,6 @@
 // Backward's half of the tape: ops called again. See Note [Why replay is
 // bit-equal].
 
-#include <ATen/Context.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/DefaultDtype.h>
@@ -9,11 +8,12 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <algorithm>
-#include <chrono>
 #include <optional>
 #include <utility>
 
 #include "memscale/runtime/op_info.h"
+#include "memscale/runtime/op_timer.h"
+#include "memscale/runtime/recorded_state.h"
 #include "memscale/runtime/saved_tensor.h"
 #include "memscale/runtime/tape.h"
 #include "memscale/runtime/tape_lock.h"
@@ -21,33 +21,6 @@
 
 namespace memscale {
 namespace {
-
-// For random ops without a generator argument: the default generator of their
-// device has the recorded state while one lives.
-class RecordedState final {
- public:
-  explicit RecordedState(const at::Generator& recorded)
-      : generator_(at::globalContext().defaultGenerator(recorded.device())),
-        before_(read(generator_)) {
-    write(read(recorded));
-  }
-  ~RecordedState() { write(before_); }
-  RecordedState(const RecordedState&) = delete;
-  RecordedState& operator=(const RecordedState&) = delete;
-
- private:
-  static at::Tensor read(at::Generator generator) {
-    const std::lock_guard lock(generator.mutex());
-    return generator.get_state();
-  }
-  void write(const at::Tensor& state) {
-    const std::lock_guard lock(generator_.mutex());
-    generator_.set_state(state);
-  }
-
-  at::Generator generator_;
-  at::Tensor before_;
-};
 
 // Torch's default dtype is of the process: it is touched only if it has changed
 // since forward.
@@ -73,14 +46,18 @@ class DefaultType final {
 StoragePtr Tape::materialise(StateId state) {
   const Locked lock(*this);
   if (states_[state].changed) return states_[state].changed;
-  if (states_[state].held) return states_[state].held;
-  const auto start = std::chrono::steady_clock::now();
-  if (at_once_) run_all();
-  ensure(state);
-  const std::chrono::nanoseconds time =
-      std::chrono::steady_clock::now() - start;
-  stats_->nanoseconds_replayed += static_cast<std::size_t>(time.count());
+  if (!states_[state].held) {
+    const ReplayClock clock(*stats_, states_[state].device);
+    if (at_once_) run_all();
+    ensure(state);
+  }
+  use_here(states_[state]);
   return states_[state].held;
+}
+
+void Tape::use_here(const State& state) {
+  if (!state.held) return;
+  use_on_current_stream(*state.held, state.stream, state.op == nullptr);
 }
 
 // All that backward will ask for, before it changes a parameter.
@@ -162,6 +139,7 @@ std::vector<StoragePtr> Tape::make_targets(const Node& node) {
       targets[i] = empty_storage(old.bytes, old.device);
     } else {
       check_version(old, reference.geometry);
+      use_here(old);
       // Nobody else needs the old bytes: they become the new ones.
       targets[i] = old.ours && old.readers == 1 ? std::exchange(old.held, {})
                                                 : clone_storage(old.held);
@@ -186,6 +164,7 @@ std::vector<c10::IValue> Tape::make_stack(
     if (!storage) {
       const State& state = states_[reference.state];
       check_version(state, reference.geometry);
+      use_here(state);
       storage = state.held;
     }
     at::Tensor tensor = reference.geometry.over(storage);
@@ -267,6 +246,7 @@ void Tape::adopt(StateId id, const StoragePtr& storage, const Node& node) {
   if (made.readers == 0 || made.held) return;
   made.held = storage;
   made.ours = true;
+  made.stream = current_stream(made.device);
 }
 
 void Tape::finish(Node& node) {

@@ -154,7 +154,9 @@ void Tape::copy_out(State& state, const at::Tensor& written) {
   state.original = WeakStoragePtr(StoragePtr());
   if (state.readers == 0 || !state.held || state.ours) return;
   try {
+    use_here(state);
     StoragePtr copy = clone_storage(state.held);
+    state.stream = current_stream(state.device);
     bury(state.held);
     state.held = std::move(copy);
     state.ours = true;
