@@ -179,6 +179,8 @@ class DeviceSpec:
     @property
     def fp32_flops(self) -> float | None: ...
     @property
+    def tf32_flops(self) -> float | None: ...
+    @property
     def half_flops(self) -> float | None: ...
     @property
     def supports_bf16(self) -> bool | None: ...
@@ -350,7 +352,11 @@ class KeepSet:
 
 class TapeRules:
     def __init__(
-        self, policy: str, keep_set: KeepSet | None, min_bytes: int
+        self,
+        policy: str,
+        keep_set: KeepSet | None,
+        min_bytes: int,
+        as_cuda: bool = False,
     ) -> None: ...
 
 class LayerReplay:
@@ -374,8 +380,14 @@ class ReplayedStep:
     def num_replayed(self) -> int: ...
 
 def replayed_step(
-    plain: Trace, layers: list[TapeRules], on_cpu: bool
+    plain: Trace,
+    layers: list[TapeRules],
+    on_cpu: bool,
+    on_cuda: bool = False,
+    benchmarks: bool = False,
 ) -> ReplayedStep: ...
+def can_time(device: torch.device) -> bool: ...
+def allowed_tf32() -> tuple[bool, bool]: ...
 def replay_policies() -> tuple[str, ...]: ...
 def before_resize(storage: torch.UntypedStorage) -> None: ...
 def unpack_hook() -> Callable[[Any], torch.Tensor]: ...
@@ -622,7 +634,9 @@ class CostModel:
     @staticmethod
     def of_cpu() -> CostModel: ...
     @staticmethod
-    def of(device: DeviceSpec) -> CostModel: ...
+    def of(
+        device: DeviceSpec, tf32_matmuls: bool = False, tf32_convolutions: bool = True
+    ) -> CostModel: ...
     def nanoseconds(self, trace: Trace) -> int: ...
 
 class OpTimes:
@@ -632,6 +646,8 @@ class OpTimes:
 class Question:
     def __init__(self, trace: Trace, config: Config, cost: CostModel) -> None: ...
     on_cpu: bool
+    on_cuda: bool
+    benchmarks: bool
     granularity: int
     device_memory: int | None
     min_bytes: int

@@ -150,9 +150,9 @@ def _synchronize(device: torch.device) -> None:
 def markdown() -> str:
     """The table of docs/hardware.md."""
     rows = [
-        "| card | architecture | memory | GB/s | fp32 TFLOP/s | half TFLOP/s "
-        "| bf16 | link GB/s |",
-        "|---|---|---|---|---|---|---|---|",
+        "| card | architecture | memory | GB/s | fp32 TFLOP/s | TF32 TFLOP/s "
+        "| half TFLOP/s | bf16 | link GB/s |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for d in known():
         cells = [
@@ -161,6 +161,7 @@ def markdown() -> str:
             format_bytes(d.memory or 0),
             f"{(d.memory_bandwidth or 0) / 1e9:.0f}",
             f"{(d.fp32_flops or 0) / 1e12:.1f}",
+            "no" if d.tf32_flops is None else f"{d.tf32_flops / 1e12:.1f}",
             f"{(d.half_flops or 0) / 1e12:.1f}",
             "yes" if d.supports_bf16 else "no",
             f"{(d.link_bandwidth or 0) / 1e9:.0f}",

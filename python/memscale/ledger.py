@@ -7,7 +7,9 @@
 
 A step is what lies between two calls of the model in training: forward, backward, the
 optimizer's step. The first one is left out, as the optimizer makes its state in it, and
-so are steps with an evaluation in between. On the CPU, where a process has many other
+so are steps with an evaluation in between. A device that computes on its own is waited
+for between the steps that are measured, and asked for its times; where it has none to
+give, none are measured. On the CPU, where a process has many other
 tensors, the measured peak is the predicted start of a step and what the step adds.
 """
 
@@ -18,7 +20,7 @@ from dataclasses import dataclass
 
 import torch
 
-from memscale._C import MemoryTracker, OpTimes, Plan, format_bytes
+from memscale._C import MemoryTracker, OpTimes, Plan, can_time, format_bytes
 
 __all__ = ["PEAK_MARGIN", "TIME_MARGIN", "Entry", "Watch"]
 
@@ -30,7 +32,7 @@ TIME_MARGIN = 0.05
 
 @dataclass(frozen=True)
 class Entry:
-    """One step: predicted and measured. Time is None where a device computes alone."""
+    """One step: predicted and measured. Time is None where a device tells none."""
 
     predicted_peak: int
     measured_peak: int
@@ -67,6 +69,7 @@ class Watch:
 
     def begin_step(self, device: torch.device, nanoseconds_replayed: int) -> None:
         """The model is called. ``nanoseconds_replayed``: so far."""
+        _wait_for(device)
         self._tracker = MemoryTracker(device)
         self._tracker.start()
         self._start = time.perf_counter_ns()
@@ -88,6 +91,7 @@ class Watch:
         tracker, self._tracker = self._tracker, None
         if tracker is None:
             return
+        _wait_for(device)
         tracker.stop()
         if self._is_first:
             self._is_first = False
@@ -97,7 +101,7 @@ class Watch:
         step = time.perf_counter_ns() - self._start
         replayed = nanoseconds_replayed - self._replayed
         slowdown = None
-        if device.type in ("cpu", "sim"):
+        if can_time(device):
             slowdown = max(replayed, 0) / max(step - replayed, 1)
         peak = tracker.peak
         if device.type == "cpu":  # whose tensors are not all of this training
@@ -121,3 +125,8 @@ class Watch:
         ]
         # The least: whatever else the machine did, it took no less.
         return bool(excess) and min(excess) > TIME_MARGIN
+
+
+def _wait_for(device: torch.device) -> None:
+    if device.type != "cpu" and can_time(device):
+        torch.accelerator.synchronize(device)

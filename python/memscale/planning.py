@@ -24,7 +24,15 @@ from torch import nn
 
 from memscale import _C, hardware
 from memscale._bitsandbytes import steps_in_pieces
-from memscale._C import CostModel, OpTimes, Plan, PlanError, Question, format_bytes
+from memscale._C import (
+    CostModel,
+    OpTimes,
+    Plan,
+    PlanError,
+    Question,
+    allowed_tf32,
+    format_bytes,
+)
 from memscale._optimizer_step import OptimizerLike, innermost_optimizer
 from memscale._use_cache import ForgottenError, forgetting
 from memscale.config import Config
@@ -227,7 +235,7 @@ def _question(
     kind = traced.device.type
     if card is None and kind not in ("cpu", "sim"):
         card = hardware.detect().devices[traced.device.index or 0]
-    cost = CostModel.of_cpu() if card is None else CostModel.of(card)
+    cost = CostModel.of_cpu() if card is None else CostModel.of(card, *allowed_tf32())
     trace = traced.trace
     if op_times is not None:
         times, layers = op_times
@@ -236,6 +244,8 @@ def _question(
     question.on_cpu = kind == "cpu"
     # Of a card that is not here: as if this installation were there.
     question.steps_8bit_in_pieces = steps_in_pieces("cuda" if card else kind)
+    question.on_cuda = kind == "cuda" or _is_cuda(card)
+    question.benchmarks = torch.backends.cudnn.benchmark
     question.granularity = traced.granularity
     question.device_memory = _memory(traced.device, card)
     question.min_bytes = DEFAULT_MIN_BYTES
@@ -250,6 +260,11 @@ def _tell_sizes(question: Question, traced: Estimate, layer_bytes: list[int]) ->
     # A recorded step may have met layers that were not there before.
     if len(layer_bytes) == len(traced.trace.layers):
         question.parameter_bytes = layer_bytes
+
+
+def _is_cuda(card: hardware.DeviceSpec | None) -> bool:
+    """Whether torch calls such a card "cuda": AMD's too."""
+    return card is not None and card.vendor in ("NVIDIA", "AMD")
 
 
 def _can_be_8bit(optimizer: OptimizerLike, traced: Estimate) -> bool:

@@ -266,6 +266,7 @@ void bind_hardware(py::module_& m) {
       .def_readonly("memory", &D::memory)
       .def_readonly("memory_bandwidth", &D::memory_bandwidth)
       .def_readonly("fp32_flops", &D::fp32_flops)
+      .def_readonly("tf32_flops", &D::tf32_flops)
       .def_readonly("half_flops", &D::half_flops)
       .def_readonly("supports_bf16", &D::supports_bf16)
       .def_readonly("link_bandwidth", &D::link_bandwidth)

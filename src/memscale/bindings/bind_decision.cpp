@@ -77,7 +77,15 @@ void bind_plans(py::module_& m) {
 void bind_questions(py::module_& m) {
   py::class_<CostModel>(m, "CostModel")
       .def_static("of_cpu", &CostModel::of_cpu)
-      .def_static("of", &CostModel::of, py::arg("device"))
+      .def_static(
+          "of",
+          [](const DeviceSpec& device, bool tf32_matmuls,
+             bool tf32_convolutions) {
+            return CostModel::of(device, {.matmuls = tf32_matmuls,
+                                          .convolutions = tf32_convolutions});
+          },
+          py::arg("device"), py::arg("tf32_matmuls") = Tf32().matmuls,
+          py::arg("tf32_convolutions") = Tf32().convolutions)
       .def(
           "nanoseconds",
           [](const CostModel& cost, const Trace& trace) {
@@ -114,6 +122,12 @@ void bind_questions(py::module_& m) {
            py::arg("trace"), py::arg("config"), py::arg("cost"),
            py::keep_alive<1, 2>())
       .def_readwrite("on_cpu", &Question::on_cpu)
+      .def_property(
+          "on_cuda", [](const Question& q) { return q.target.on_cuda; },
+          [](Question& q, bool on) { q.target.on_cuda = on; })
+      .def_property(
+          "benchmarks", [](const Question& q) { return q.target.benchmarks; },
+          [](Question& q, bool on) { q.target.benchmarks = on; })
       .def_readwrite("granularity", &Question::granularity)
       .def_readwrite("device_memory", &Question::device_memory)
       .def_readwrite("min_bytes", &Question::min_bytes)

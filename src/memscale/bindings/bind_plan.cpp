@@ -28,9 +28,13 @@ void bind_plan(py::module_& m) {
 
   m.def(
       "replayed_step",
-      [](const Trace& plain, const std::vector<TapeRules>& layers,
-         bool on_cpu) { return replayed_step(plain, layers, on_cpu); },
-      py::arg("plain"), py::arg("layers"), py::arg("on_cpu"));
+      [](const Trace& plain, const std::vector<TapeRules>& layers, bool on_cpu,
+         bool on_cuda, bool benchmarks) {
+        return replayed_step(plain, layers, on_cpu,
+                             {.on_cuda = on_cuda, .benchmarks = benchmarks});
+      },
+      py::arg("plain"), py::arg("layers"), py::arg("on_cpu"),
+      py::arg("on_cuda") = false, py::arg("benchmarks") = false);
 }
 
 }  // namespace memscale

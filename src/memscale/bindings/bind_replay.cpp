@@ -16,6 +16,8 @@
 #include "memscale/bindings/save_object.h"
 #include "memscale/core/op_times.h"
 #include "memscale/core/replay_rules.h"
+#include "memscale/runtime/kernel_flags.h"
+#include "memscale/runtime/op_timer.h"
 #include "memscale/runtime/replay.h"
 #include "memscale/runtime/tape_lock.h"
 
@@ -34,6 +36,10 @@ std::shared_ptr<KeepSet> make_keep_set(
 }
 
 std::map<std::string, std::size_t> counts(ReplayStats& stats) {
+  {
+    const py::gil_scoped_release without_gil;  // a device may be waited for
+    stats.settle();
+  }
   return {{"saves_kept", stats.saves_kept},
           {"saves_dropped", stats.saves_dropped},
           {"bytes_kept", stats.bytes_kept},
@@ -73,14 +79,20 @@ void bind_replay(py::module_& m) {
 
   py::class_<TapeRules>(m, "TapeRules")
       .def(py::init([](std::string_view policy,
-                       std::shared_ptr<KeepSet> keep_set,
-                       std::size_t min_bytes) {
+                       std::shared_ptr<KeepSet> keep_set, std::size_t min_bytes,
+                       bool as_cuda) {
              return TapeRules{from_string<ReplayPolicy>(policy),
-                              std::move(keep_set), min_bytes};
+                              std::move(keep_set), min_bytes, as_cuda};
            }),
-           py::arg("policy"), py::arg("keep_set"), py::arg("min_bytes"));
+           py::arg("policy"), py::arg("keep_set"), py::arg("min_bytes"),
+           py::arg("as_cuda") = false);
 
   set_wait_for_tape(&wait_without_gil);
+  m.def("can_time", &can_time, py::arg("device"));
+  m.def("allowed_tf32", [] {
+    const Tf32 tf32 = allowed_tf32();
+    return std::pair(tf32.matmuls, tf32.convolutions);
+  });
   m.def("unpack_hook", &make_unpack_hook);
   m.def("before_resize", &before_resize, py::arg("storage"));
   m.def("replay_policies", [] {
@@ -95,7 +107,8 @@ void bind_replay(py::module_& m) {
       .def(py::init<c10::Device, std::vector<TapeRules>>(), py::arg("device"),
            py::arg("layers"))
       .def("set_layers", &Replay::set_layers, py::arg("layers"))
-      .def("time_ops", &Replay::time_ops, py::arg("times").none(true))
+      .def("time_ops", &Replay::time_ops, py::arg("times").none(true),
+           py::call_guard<py::gil_scoped_release>())
       .def("enter", &Replay::enter)
       .def("leave", &Replay::leave, py::arg("outputs"))
       .def("enter_layer", &Replay::enter_layer)

@@ -68,6 +68,19 @@ bool is_half(const Trace& trace, const Op& op) {
   });
 }
 
+// Those that torch gives to cuBLAS, and to cuDNN.
+bool is_matmul(std::string_view name) {
+  constexpr std::array<std::string_view, 8> kNames = {
+      "mm",     "bmm",     "addmm",    "addmm_",
+      "linear", "baddbmm", "baddbmm_", "_addmm_activation"};
+  return std::ranges::find(kNames, name) != kNames.end();
+}
+
+bool is_of_cudnn(std::string_view name) {
+  return name.find("convolution") != name.npos ||
+         name.starts_with("_cudnn_rnn") || name == "lstm" || name == "gru";
+}
+
 std::int64_t elements_of_largest(const Trace& trace, const Op& op) {
   std::int64_t most = 0;
   for (const ValueId id : op.outputs) {
@@ -87,18 +100,23 @@ std::int64_t rounded(double nanoseconds) {
 CostModel CostModel::of_cpu() {
   CostModel model;
   model.flops_ = model.half_flops_ = 80e9;
+  model.matmul_flops_ = model.convolution_flops_ = model.flops_;
   model.bandwidth_ = 12e9;
   model.call_ = 1'500;
   model.is_cpu_ = true;
   return model;
 }
 
-CostModel CostModel::of(const DeviceSpec& device) {
+CostModel CostModel::of(const DeviceSpec& device, const Tf32& tf32) {
   const auto rate = [](const Figure<double>& figure, double otherwise) {
     return figure.known() ? figure.value : otherwise;
   };
   CostModel model;
   model.flops_ = kComputeShare * rate(device.fp32_flops, kSomeFlops);
+  const double by_tf32 =
+      std::max(model.flops_, kComputeShare * rate(device.tf32_flops, 0));
+  model.matmul_flops_ = tf32.matmuls ? by_tf32 : model.flops_;
+  model.convolution_flops_ = tf32.convolutions ? by_tf32 : model.flops_;
   model.half_flops_ = kComputeShare * rate(device.half_flops, kSomeHalfFlops);
   model.bandwidth_ =
       kBandwidthShare * rate(device.memory_bandwidth, kSomeBandwidth);
@@ -106,11 +124,21 @@ CostModel CostModel::of(const DeviceSpec& device) {
   return model;
 }
 
+double CostModel::rate(const Trace& trace, const Op& op) const {
+  if (is_half(trace, op)) return half_flops_;
+  if (matmul_flops_ == flops_ && convolution_flops_ == flops_) return flops_;
+  const bool is_single = std::ranges::any_of(
+      op.inputs, [&](ValueId id) { return trace.at(id).dtype == "float32"; });
+  const std::string_view name = base_name(op.name);
+  if (is_single && is_matmul(name)) return matmul_flops_;
+  if (is_single && is_of_cudnn(name)) return convolution_flops_;
+  return flops_;
+}
+
 std::int64_t CostModel::nanoseconds(const Trace& trace, const Op& op) const {
   if (op.view) return 0;
   if (op.nanoseconds > 0) return op.nanoseconds;
-  const double rate = is_half(trace, op) ? half_flops_ : flops_;
-  const double compute = 1e9 * static_cast<double>(op.flops) / rate;
+  const double compute = 1e9 * static_cast<double>(op.flops) / rate(trace, op);
   const double memory =
       1e9 * static_cast<double>(op.moved.count()) / bandwidth_;
   std::int64_t least = 0;

@@ -7,6 +7,13 @@
 
 namespace memscale {
 
+// Where products of 32-bit floats may use TF32, which cards since compute
+// capability 8.0 compute several times as fast. As torch has it by default.
+struct Tf32 {
+  bool matmuls = false;      // torch.set_float32_matmul_precision
+  bool convolutions = true;  // torch.backends.cudnn.allow_tf32; recurrence too
+};
+
 // How long ops take, from their flops and the bytes they move: the larger of
 // both (a roofline), and something for each call. Integers: the same on every
 // host. What plans compare are ratios of such times, not clocks.
@@ -17,7 +24,7 @@ class CostModel final {
   // take more than their bytes.
   static CostModel of_cpu();
   // Of a card. Rates that are not known are those of a mid-range one.
-  static CostModel of(const DeviceSpec& device);
+  static CostModel of(const DeviceSpec& device, const Tf32& tf32 = {});
 
   // What was measured (Op::nanoseconds) counts before what is computed.
   std::int64_t nanoseconds(const Trace& trace, const Op& op) const;
@@ -32,7 +39,11 @@ class CostModel final {
                                       std::int64_t pieces) const;
 
  private:
+  double rate(const Trace& trace, const Op& op) const;
+
   double flops_ = 0;  // FLOP/s, in 32 bits
+  double matmul_flops_ = 0;
+  double convolution_flops_ = 0;
   double half_flops_ = 0;
   double bandwidth_ = 0;   // bytes/s
   std::int64_t call_ = 0;  // ns

@@ -10,6 +10,7 @@
 #include "memscale/core/config.h"
 #include "memscale/core/cost_model.h"
 #include "memscale/core/plan.h"
+#include "memscale/core/replay_rules.h"
 #include "memscale/core/trace.h"
 
 // From a traced step to a plan. The same question gives the same plan, byte for
@@ -28,6 +29,7 @@ struct Question {
   double utilization = 1;  // share of the device's memory to plan for
   CostModel cost = CostModel::of_cpu();
   bool on_cpu = false;           // the device is the CPU itself
+  ReplayTarget target{};         // what can be replayed there
   Bytes granularity = Bytes(1);  // of the device's allocator
   std::optional<Bytes> device_memory;
   Bytes min_bytes;  // smaller storages are kept

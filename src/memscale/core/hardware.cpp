@@ -11,6 +11,7 @@ void DeviceSpec::improve(const DeviceSpec& other) {
   memory.improve(other.memory);
   memory_bandwidth.improve(other.memory_bandwidth);
   fp32_flops.improve(other.fp32_flops);
+  tf32_flops.improve(other.tf32_flops);
   half_flops.improve(other.half_flops);
   supports_bf16.improve(other.supports_bf16);
   link_bandwidth.improve(other.link_bandwidth);

@@ -67,6 +67,8 @@ struct DeviceSpec {
   Figure<Bytes> memory;             // all of it, before context and workspaces
   Figure<double> memory_bandwidth;  // bytes/s
   Figure<double> fp32_flops;        // FLOP/s, outside tensor cores
+  Figure<double> tf32_flops;        // FLOP/s, fp32 matmul of 10-bit mantissas,
+                                    // dense; unknown: the card has none
   Figure<double> half_flops;        // FLOP/s, bf16 or fp16 matmul, dense,
                                     // accumulated in fp32
   Figure<bool> supports_bf16;       // in hardware
@@ -89,6 +91,7 @@ struct DeviceSpec {
     visit("memory", memory);
     visit("memory_bandwidth", memory_bandwidth);
     visit("fp32_flops", fp32_flops);
+    visit("tf32_flops", tf32_flops);
     visit("half_flops", half_flops);
     visit("supports_bf16", supports_bf16);
     visit("link_bandwidth", link_bandwidth);

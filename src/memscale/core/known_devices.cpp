@@ -20,6 +20,7 @@ struct Row {
   std::int64_t memory_mib;
   double bandwidth;  // GB/s
   double fp32;       // TFLOP/s
+  double tf32;       // TFLOP/s, dense; 0: has none
   double half;       // TFLOP/s
   bool bf16;
   double link;  // GB/s
@@ -29,53 +30,54 @@ constexpr double kPcie3 = 12, kPcie4 = 24, kPcie5 = 50;
 constexpr double kPcie4x8 = kPcie4 / 2;
 
 // GeForce cards run fp16 with fp32 accumulation, which training needs, at half
-// the rate that their data sheets print for fp16 accumulation.
+// the rate that their data sheets print for fp16 accumulation. TF32 came with
+// compute capability 8.0; AMD's own is not used by torch unless it is told to.
 // clang-format off
 constexpr std::array kRows = {
   // Consumer.
-  Row{"RTX 2060", "", "Turing", {7, 5}, 6144, 336, 6.5, 25.8, false, kPcie3},
-  Row{"RTX 2070", "", "Turing", {7, 5}, 8192, 448, 7.5, 29.9, false, kPcie3},
-  Row{"RTX 2080", "", "Turing", {7, 5}, 8192, 448, 10.1, 40.3, false, kPcie3},
-  Row{"RTX 2080 Ti", "", "Turing", {7, 5}, 11264, 616, 13.4, 53.8, false, kPcie3},
-  Row{"RTX 3060", "RTX 3060 12GB", "Ampere", {8, 6}, 12288, 360, 12.7, 25.5, true, kPcie4},
-  Row{"RTX 3070", "", "Ampere", {8, 6}, 8192, 448, 20.3, 40.6, true, kPcie4},
-  Row{"RTX 3080", "RTX 3080 10GB", "Ampere", {8, 6}, 10240, 760, 29.8, 59.5, true, kPcie4},
-  Row{"RTX 3090", "", "Ampere", {8, 6}, 24576, 936, 35.6, 71.0, true, kPcie4},
-  Row{"RTX 3090 Ti", "", "Ampere", {8, 6}, 24564, 1008, 40.0, 80.0, true, kPcie4},
-  Row{"RTX 4060 Ti 8GB", "RTX 4060 Ti", "Ada", {8, 9}, 8188, 288, 22.1, 44.1, true, kPcie4x8},
-  Row{"RTX 4060 Ti 16GB", "RTX 4060 Ti", "Ada", {8, 9}, 16380, 288, 22.1, 44.1, true, kPcie4x8},
-  Row{"RTX 4070", "", "Ada", {8, 9}, 12282, 504, 29.1, 58.3, true, kPcie4},
-  Row{"RTX 4080", "", "Ada", {8, 9}, 16376, 717, 48.7, 97.5, true, kPcie4},
-  Row{"RTX 4090", "", "Ada", {8, 9}, 24564, 1008, 82.6, 165.2, true, kPcie4},
-  Row{"RTX 5070", "", "Blackwell", {12, 0}, 12227, 672, 30.9, 61.7, true, kPcie5},
-  Row{"RTX 5070 Ti", "", "Blackwell", {12, 0}, 16303, 896, 43.9, 87.9, true, kPcie5},
-  Row{"RTX 5080", "", "Blackwell", {12, 0}, 16303, 960, 56.3, 112.6, true, kPcie5},
-  Row{"RTX 5090", "", "Blackwell", {12, 0}, 32607, 1792, 104.8, 209.5, true, kPcie5},
+  Row{"RTX 2060", "", "Turing", {7, 5}, 6144, 336, 6.5, 0, 25.8, false, kPcie3},
+  Row{"RTX 2070", "", "Turing", {7, 5}, 8192, 448, 7.5, 0, 29.9, false, kPcie3},
+  Row{"RTX 2080", "", "Turing", {7, 5}, 8192, 448, 10.1, 0, 40.3, false, kPcie3},
+  Row{"RTX 2080 Ti", "", "Turing", {7, 5}, 11264, 616, 13.4, 0, 53.8, false, kPcie3},
+  Row{"RTX 3060", "RTX 3060 12GB", "Ampere", {8, 6}, 12288, 360, 12.7, 12.7, 25.5, true, kPcie4},
+  Row{"RTX 3070", "", "Ampere", {8, 6}, 8192, 448, 20.3, 20.3, 40.6, true, kPcie4},
+  Row{"RTX 3080", "RTX 3080 10GB", "Ampere", {8, 6}, 10240, 760, 29.8, 29.8, 59.5, true, kPcie4},
+  Row{"RTX 3090", "", "Ampere", {8, 6}, 24576, 936, 35.6, 35.6, 71.0, true, kPcie4},
+  Row{"RTX 3090 Ti", "", "Ampere", {8, 6}, 24564, 1008, 40.0, 40.0, 80.0, true, kPcie4},
+  Row{"RTX 4060 Ti 8GB", "RTX 4060 Ti", "Ada", {8, 9}, 8188, 288, 22.1, 22.1, 44.1, true, kPcie4x8},
+  Row{"RTX 4060 Ti 16GB", "RTX 4060 Ti", "Ada", {8, 9}, 16380, 288, 22.1, 22.1, 44.1, true, kPcie4x8},
+  Row{"RTX 4070", "", "Ada", {8, 9}, 12282, 504, 29.1, 29.1, 58.3, true, kPcie4},
+  Row{"RTX 4080", "", "Ada", {8, 9}, 16376, 717, 48.7, 48.7, 97.5, true, kPcie4},
+  Row{"RTX 4090", "", "Ada", {8, 9}, 24564, 1008, 82.6, 82.6, 165.2, true, kPcie4},
+  Row{"RTX 5070", "", "Blackwell", {12, 0}, 12227, 672, 30.9, 30.9, 61.7, true, kPcie5},
+  Row{"RTX 5070 Ti", "", "Blackwell", {12, 0}, 16303, 896, 43.9, 43.9, 87.9, true, kPcie5},
+  Row{"RTX 5080", "", "Blackwell", {12, 0}, 16303, 960, 56.3, 56.3, 112.6, true, kPcie5},
+  Row{"RTX 5090", "", "Blackwell", {12, 0}, 32607, 1792, 104.8, 104.8, 209.5, true, kPcie5},
   // Workstation.
-  Row{"Quadro RTX 8000", "RTX 8000", "Turing", {7, 5}, 49152, 672, 16.3, 130.5, false, kPcie3},
-  Row{"RTX A4000", "A4000", "Ampere", {8, 6}, 16376, 448, 19.2, 76.7, true, kPcie4},
-  Row{"RTX A5000", "A5000", "Ampere", {8, 6}, 24564, 768, 27.8, 111.1, true, kPcie4},
-  Row{"RTX A6000", "A6000", "Ampere", {8, 6}, 49140, 768, 38.7, 154.8, true, kPcie4},
-  Row{"RTX 6000 Ada", "", "Ada", {8, 9}, 49140, 960, 91.1, 364.2, true, kPcie4},
-  Row{"RTX PRO 6000 Blackwell", "RTX PRO 6000|RTX PRO 6000 Blackwell Workstation Edition", "Blackwell", {12, 0}, 97887, 1792, 125, 503.8, true, kPcie5},
+  Row{"Quadro RTX 8000", "RTX 8000", "Turing", {7, 5}, 49152, 672, 16.3, 0, 130.5, false, kPcie3},
+  Row{"RTX A4000", "A4000", "Ampere", {8, 6}, 16376, 448, 19.2, 38.3, 76.7, true, kPcie4},
+  Row{"RTX A5000", "A5000", "Ampere", {8, 6}, 24564, 768, 27.8, 55.6, 111.1, true, kPcie4},
+  Row{"RTX A6000", "A6000", "Ampere", {8, 6}, 49140, 768, 38.7, 77.4, 154.8, true, kPcie4},
+  Row{"RTX 6000 Ada", "", "Ada", {8, 9}, 49140, 960, 91.1, 182.1, 364.2, true, kPcie4},
+  Row{"RTX PRO 6000 Blackwell", "RTX PRO 6000|RTX PRO 6000 Blackwell Workstation Edition", "Blackwell", {12, 0}, 97887, 1792, 125, 251.9, 503.8, true, kPcie5},
   // Data centre.
-  Row{"T4", "", "Turing", {7, 5}, 15360, 320, 8.1, 65, false, kPcie3},
-  Row{"V100 16GB", "V100|V100-SXM2-16GB", "Volta", {7, 0}, 16384, 900, 15.7, 125, false, kPcie3},
-  Row{"V100 32GB", "V100|V100-SXM2-32GB", "Volta", {7, 0}, 32768, 900, 15.7, 125, false, kPcie3},
-  Row{"A10", "", "Ampere", {8, 6}, 23028, 600, 31.2, 125, true, kPcie4},
-  Row{"A30", "", "Ampere", {8, 0}, 24576, 933, 10.3, 165, true, kPcie4},
-  Row{"A40", "", "Ampere", {8, 6}, 46068, 696, 37.4, 149.7, true, kPcie4},
-  Row{"A100 40GB", "A100|A100-SXM4-40GB|A100-PCIE-40GB", "Ampere", {8, 0}, 40960, 1555, 19.5, 312, true, kPcie4},
-  Row{"A100 80GB", "A100|A100-SXM4-80GB", "Ampere", {8, 0}, 81920, 2039, 19.5, 312, true, kPcie4},
-  Row{"A100 80GB PCIe", "", "Ampere", {8, 0}, 81920, 1935, 19.5, 312, true, kPcie4},
-  Row{"L4", "", "Ada", {8, 9}, 23034, 300, 30.3, 121, true, kPcie4},
-  Row{"L40S", "", "Ada", {8, 9}, 46068, 864, 91.6, 362, true, kPcie4},
-  Row{"H100 PCIe", "H100", "Hopper", {9, 0}, 81559, 2039, 51.2, 756, true, kPcie5},
-  Row{"H100 SXM", "H100|H100 80GB HBM3|H100 SXM5", "Hopper", {9, 0}, 81559, 3350, 66.9, 989, true, kPcie5},
-  Row{"H200", "H200 SXM", "Hopper", {9, 0}, 143771, 4800, 66.9, 989, true, kPcie5},
-  Row{"B200", "", "Blackwell", {10, 0}, 183359, 8000, 75, 2250, true, kPcie5},
-  Row{"MI210", "", "CDNA2", {0, 0}, 65520, 1638, 22.6, 181, true, kPcie4},
-  Row{"MI300X", "MI300X OAM", "CDNA3", {0, 0}, 196592, 5300, 163.4, 1307, true, kPcie5},
+  Row{"T4", "", "Turing", {7, 5}, 15360, 320, 8.1, 0, 65, false, kPcie3},
+  Row{"V100 16GB", "V100|V100-SXM2-16GB", "Volta", {7, 0}, 16384, 900, 15.7, 0, 125, false, kPcie3},
+  Row{"V100 32GB", "V100|V100-SXM2-32GB", "Volta", {7, 0}, 32768, 900, 15.7, 0, 125, false, kPcie3},
+  Row{"A10", "", "Ampere", {8, 6}, 23028, 600, 31.2, 62.5, 125, true, kPcie4},
+  Row{"A30", "", "Ampere", {8, 0}, 24576, 933, 10.3, 82, 165, true, kPcie4},
+  Row{"A40", "", "Ampere", {8, 6}, 46068, 696, 37.4, 74.8, 149.7, true, kPcie4},
+  Row{"A100 40GB", "A100|A100-SXM4-40GB|A100-PCIE-40GB", "Ampere", {8, 0}, 40960, 1555, 19.5, 156, 312, true, kPcie4},
+  Row{"A100 80GB", "A100|A100-SXM4-80GB", "Ampere", {8, 0}, 81920, 2039, 19.5, 156, 312, true, kPcie4},
+  Row{"A100 80GB PCIe", "", "Ampere", {8, 0}, 81920, 1935, 19.5, 156, 312, true, kPcie4},
+  Row{"L4", "", "Ada", {8, 9}, 23034, 300, 30.3, 60, 121, true, kPcie4},
+  Row{"L40S", "", "Ada", {8, 9}, 46068, 864, 91.6, 183, 362, true, kPcie4},
+  Row{"H100 PCIe", "H100", "Hopper", {9, 0}, 81559, 2039, 51.2, 378, 756, true, kPcie5},
+  Row{"H100 SXM", "H100|H100 80GB HBM3|H100 SXM5", "Hopper", {9, 0}, 81559, 3350, 66.9, 494.7, 989, true, kPcie5},
+  Row{"H200", "H200 SXM", "Hopper", {9, 0}, 143771, 4800, 66.9, 494.7, 989, true, kPcie5},
+  Row{"B200", "", "Blackwell", {10, 0}, 183359, 8000, 75, 1125, 2250, true, kPcie5},
+  Row{"MI210", "", "CDNA2", {0, 0}, 65520, 1638, 22.6, 0, 181, true, kPcie4},
+  Row{"MI300X", "MI300X OAM", "CDNA3", {0, 0}, 196592, 5300, 163.4, 0, 1307, true, kPcie5},
 };
 // clang-format on
 
@@ -125,6 +127,7 @@ DeviceSpec spec_of(const Row& row) {
   spec.memory = known(1_MiB * row.memory_mib);
   spec.memory_bandwidth = known(row.bandwidth * 1e9);
   spec.fp32_flops = known(row.fp32 * 1e12);
+  if (row.tf32 > 0) spec.tf32_flops = known(row.tf32 * 1e12);
   spec.half_flops = known(row.half * 1e12);
   spec.supports_bf16 = known(row.bf16);
   spec.link_bandwidth = known(row.link * 1e9);

@@ -90,7 +90,7 @@ Forecast forecast(const Question& question, std::vector<TapeRules> rules) {
   const Trace& plain = *question.trace;
   ReplayedStep step;
   if (plain.saves_known) {
-    step = replayed_step(plain, rules, question.on_cpu);
+    step = replayed_step(plain, rules, question.on_cpu, question.target);
   } else {  // nothing is replayed, and who holds what is not known
     step.trace = plain;
     step.layers.resize(plain.layers.size());
@@ -136,6 +136,8 @@ void LayerChoices::find_choosers() {
 
   const GraphRules graph_rules{.min_bytes = question_.min_bytes,
                                .on_cpu = question_.on_cpu,
+                               .on_cuda = question_.target.on_cuda,
+                               .benchmarks = question_.target.benchmarks,
                                .granularity = question_.granularity,
                                .held_elsewhere = {}};
   const std::size_t min_bytes = others_.min_bytes;
@@ -199,8 +201,8 @@ void LayerChoices::measure() {
   std::vector<Bytes> outside(count + 1);
 
   for (std::size_t level = 0; level < num_levels; ++level) {
-    const ReplayedStep step =
-        replayed_step(*question_.trace, at_level(level), question_.on_cpu);
+    const ReplayedStep step = replayed_step(*question_.trace, at_level(level),
+                                            question_.on_cpu, question_.target);
     const Trace& trace = step.trace;
     const Timeline timeline(trace, Place::Device, question_.granularity);
     const auto before = times_by_layer(question_.cost, *question_.trace);

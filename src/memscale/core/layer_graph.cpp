@@ -17,19 +17,8 @@ namespace {
 
 constexpr auto kMaxSum = static_cast<std::int64_t>(power_of_two(50));
 
-// Take "accumulate", which a trace does not show, and then sum in no fixed
-// order on the CPU too.
-constexpr std::array<std::string_view, 6> kMayAccumulate = {
-    "aten::index_put",         "aten::index_put_", "aten::_index_put_impl_",
-    "aten::_unsafe_index_put", "aten::put",        "aten::put_"};
-
 constexpr std::array<std::string_view, 4> kPackedTypes = {"float16", "bfloat16",
                                                           "float32", "float64"};
-
-bool may_accumulate(std::string_view name) {
-  const std::string_view base = name.substr(0, name.find('.'));
-  return std::ranges::find(kMayAccumulate, base) != kMayAccumulate.end();
-}
 
 // Whether each of the storage's elements is the value's, once.
 bool covers(const Value& value, Bytes storage) {
@@ -158,9 +147,9 @@ std::vector<Builder::Write> Builder::writes_of(const Op& op,
 // As Tape::why_not and Tape::end_op see it.
 bool Builder::can_replay(const Op& op, const ReplayRules& known,
                          const std::vector<Write>& writes) const {
-  if (op.in_function || op.may_write || !known.never.empty() ||
-      known.is_factory || may_accumulate(op.name) ||
-      (rules_.on_cuda && known.unordered_on_cuda)) {
+  if (op.in_function || op.may_write || !known.never.empty() || known.is_factory ||
+      why_not_on({.on_cuda = rules_.on_cuda, .benchmarks = rules_.benchmarks},
+                 known, is_transposed_convolution(trace_, op)) != nullptr) {
     return false;
   }
   const bool all_known = std::ranges::all_of(op.inputs, [&](ValueId input) {

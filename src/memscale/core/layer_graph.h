@@ -57,9 +57,10 @@ struct LayerGraph {
 };
 
 struct GraphRules {
-  Bytes min_bytes{};     // results smaller than this are always kept
-  bool on_cpu = false;   // dropout's draws, pooling's indices are packed
-  bool on_cuda = false;  // some sums have no order there
+  Bytes min_bytes{};        // results smaller than this are always kept
+  bool on_cpu = false;      // dropout's draws, pooling's indices are packed
+  bool on_cuda = false;     // some sums have no order there
+  bool benchmarks = false;  // as ReplayTarget has it
   Bytes granularity = Bytes(1);  // of the allocator
   // Storages that others hold until this layer's backward, beyond those that
   // the trace shows. A state that is also saved by the layer that made it is
@@ -71,9 +72,10 @@ struct GraphRules {
 // PlanError if the two differ in length, TraceError if an id points nowhere.
 //
 // Mirrors what the tape decides, as far as a trace tells. Where it does not
-// (accumulate=True, memory that is not torch's own), ops are taken for
-// unrepeatable or repeatable as is right almost always; both are correct, as
-// the tape keeps what it cannot replay.
+// (memory that is not torch's own, a transposed convolution that changes
+// neither channels nor sizes), ops are taken for unrepeatable or repeatable as
+// is right almost always; both are correct, as the tape keeps what it cannot
+// replay.
 LayerGraph layer_graph(const Trace& trace, std::span<const OpId> run,
                        std::span<const std::int64_t> nanoseconds,
                        const GraphRules& rules);

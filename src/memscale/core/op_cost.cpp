@@ -261,6 +261,16 @@ constexpr std::array<std::string_view, 2> kBytewise = {"float8_", "float4_"};
 
 }  // namespace
 
+bool is_transposed_convolution(const Trace& trace, const Op& op) {
+  if (op.name.find("convolution") == op.name.npos) return false;
+  const Shapes shapes(trace, op);
+  const Sizes in = shapes.in(0);
+  const Sizes weight = shapes.in(1);
+  const Sizes out = shapes.out(0);
+  return weight.size() > 2 && in.size() == weight.size() &&
+         out.size() == weight.size() && is_transposed(in, weight, out);
+}
+
 std::int64_t itemsize_of(std::string_view dtype) {
   const auto* found = std::ranges::find(kDtypes, dtype, &Dtype::name);
   if (found != kDtypes.end()) return found->itemsize;

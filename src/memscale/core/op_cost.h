@@ -33,6 +33,10 @@ struct OpCost {
 // needs, or a transposed one that shrinks, can be mistaken.
 OpCost op_cost(const Trace& trace, const Op& op);
 
+// Whether a forward convolution (aten::convolution) is transposed, as far as
+// its shapes tell. False for other ops.
+bool is_transposed_convolution(const Trace& trace, const Op& op);
+
 // Bytes of one element, by torch's name of the dtype; 0 if it is not known.
 std::int64_t itemsize_of(std::string_view dtype);
 

@@ -36,6 +36,10 @@ PredictedTape::Why PredictedTape::why_not(const Op& op,
   if (op.in_function || !rules.never.empty() || rules.is_factory) {
     return Why::Never;
   }
+  if (why_not_on(step_.target, rules,
+                 is_transposed_convolution(step_.plain, op)) != nullptr) {
+    return Why::Never;
+  }
   const bool plain = std::ranges::all_of(op.inputs, [&](ValueId input) {
     return step_.plain.at(input).storage.valid();
   });

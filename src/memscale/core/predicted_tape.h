@@ -28,6 +28,7 @@ struct PredictedStep {
   Trace& trace;  // that is being written
   StorageHolders& holders;
   bool on_cpu;
+  ReplayTarget target;
   std::vector<const ReplayRules*> rules;  // by op
   std::vector<std::uint32_t> versions;    // by storage, as of now
   std::vector<bool> has_history;          // by storage: autograd made it

@@ -37,9 +37,10 @@ constexpr std::array kProducts = {
     Product{"mkldnn_convolution", Work::Convolution, 1},
     Product{"cudnn_convolution", Work::Convolution, 1},
     Product{"miopen_convolution", Work::Convolution, 1},
+    Product{"miopen_depthwise_convolution", Work::Convolution, 1},
 };
 
-constexpr std::array<std::string_view, 42> kMuch = {
+constexpr std::array<std::string_view, 43> kMuch = {
     "addbmm", "addbmm_", "dot", "vdot", "_trilinear", "_grouped_mm",
     "_scaled_grouped_mm", "_weight_int4pack_mm", "_weight_int8pack_mm",
     // attention
@@ -51,10 +52,10 @@ constexpr std::array<std::string_view, 42> kMuch = {
     "_flash_attention_forward", "_efficient_attention_forward",
     "_cudnn_attention_forward", "_native_multi_head_attention",
     // convolution, where the filter does not tell
-    "cudnn_convolution_transpose", "_slow_conv2d_forward",
-    "slow_conv3d_forward", "conv_depthwise3d", "_conv_depthwise2d",
-    "slow_conv_transpose2d", "slow_conv_transpose3d", "slow_conv_dilated2d",
-    "slow_conv_dilated3d",
+    "cudnn_convolution_transpose", "miopen_convolution_transpose",
+    "_slow_conv2d_forward", "slow_conv3d_forward", "conv_depthwise3d",
+    "_conv_depthwise2d", "slow_conv_transpose2d", "slow_conv_transpose3d",
+    "slow_conv_dilated2d", "slow_conv_dilated3d",
     // recurrence
     "lstm", "gru", "mkldnn_rnn_layer", "_cudnn_rnn", "_thnn_fused_lstm_cell",
     "_thnn_fused_gru_cell", "miopen_rnn",
@@ -117,28 +118,30 @@ constexpr std::array<std::string_view, 15> kUnrepeatable = {
     "_fused_moving_avg_obs_fq_helper",
     "record_stream"};
 
-constexpr std::array<std::string_view, 21> kUnorderedOnCuda = {
-    "index_add",
-    "index_add_",
-    "index_put",
-    "index_put_",
-    "_index_put_impl_",
-    "_unsafe_index_put",
-    "index_reduce",
-    "index_reduce_",
-    "put",
-    "put_",
-    "scatter",
-    "scatter_",
-    "scatter_add",
-    "scatter_add_",
-    "scatter_reduce",
-    "scatter_reduce_",
-    "cumsum",
-    "bincount",
-    "histc",
-    "nll_loss2d_forward",
-    "segment_reduce"};
+// Several threads write to one place, if indices are repeated; with
+// accumulate=True they add there.
+constexpr std::array<std::string_view, 8> kUnorderedAnywhere = {
+    "index_put", "index_put_", "_index_put_impl_", "_unsafe_index_put",
+    "put",       "put_",       "index_copy",       "index_copy_"};
+
+// Forward ops of torch.use_deterministic_algorithms' two lists, and those that
+// share a kernel with one of them (scans: cumprod, logcumsumexp). Of kthvalue
+// and median it is the index among equals.
+constexpr std::array<std::string_view, 31> kUnorderedOnCuda = {
+    "index_add", "index_add_", "index_reduce", "index_reduce_", "scatter",
+    "scatter_", "scatter_add", "scatter_add_", "scatter_reduce",
+    "scatter_reduce_", "cumsum", "cumsum_", "cumprod", "cumprod_",
+    "logcumsumexp", "_logcumsumexp", "kthvalue", "median", "nanmedian",
+    "bincount", "histc", "nll_loss2d_forward", "_cudnn_ctc_loss",
+    "miopen_ctc_loss", "segment_reduce", "max_unpool2d", "max_unpool3d",
+    // A transposed convolution is the gradient of a plain one.
+    "cudnn_convolution_transpose", "miopen_convolution_transpose",
+    "slow_conv_transpose2d", "slow_conv_transpose3d"};
+
+// Their dropout draws from a state that is hidden in an argument, and moves on
+// with each call.
+constexpr std::array<std::string_view, 3> kHiddenState = {
+    "_cudnn_rnn", "miopen_rnn", "_cudnn_init_dropout_state"};
 
 bool has(Names names, std::string_view name) {
   return std::ranges::find(names, name) != names.end();
@@ -191,6 +194,9 @@ ReplayRules find_replay_rules(std::string_view name) {
   // Seen to give other bits the second time, with its pivoting driver.
   if (base == "linalg_lstsq") rules.never = "does not give the same twice";
   if (has(kUnrepeatable, base)) rules.never = "changes what a tensor is";
+  if (has(kHiddenState, base)) {
+    rules.never = "draws dropout from a hidden state";
+  }
   if (has(kMuch, base) || base.starts_with("linalg_") ||
       base.starts_with("_linalg_")) {
     rules.work = Work::Much;
@@ -209,8 +215,23 @@ ReplayRules find_replay_rules(std::string_view name) {
   rules.overwrites = is_out || has(kOverwriting, base);
   rules.draws_bits = base == "bernoulli_";
   rules.updates_statistics = has(kStatistics, base);
+  rules.unordered = has(kUnorderedAnywhere, base);
   rules.unordered_on_cuda = has(kUnorderedOnCuda, base);
+  rules.is_convolution = base.find("convolution") != base.npos;
   return rules;
+}
+
+const char* why_not_on(const ReplayTarget& target, const ReplayRules& rules,
+                       bool transposed) {
+  if (rules.unordered) return kUnordered;
+  if (!target.on_cuda) return nullptr;
+  if (rules.unordered_on_cuda || (rules.is_convolution && transposed)) {
+    return kUnordered;
+  }
+  // What was found to be fastest is remembered by thread, and backward has its
+  // own; timing again there may end otherwise.
+  if (target.benchmarks && rules.is_convolution) return kBenchmarked;
+  return nullptr;
 }
 
 }  // namespace memscale

@@ -56,6 +56,9 @@ struct TapeRules {
   ReplayPolicy policy = ReplayPolicy::Keep;
   std::shared_ptr<const KeepSet> keep_set = nullptr;  // by policy
   std::size_t min_bytes = 0;  // smaller storages are kept
+  // The device is taken for a CUDA card. (Those are known by themselves; this
+  // lets another one stand in.)
+  bool as_cuda = false;
 
   bool keeps_all() const {
     return policy == ReplayPolicy::Keep && keep_set == nullptr;
@@ -66,6 +69,11 @@ struct TapeRules {
 // through several modules in a row; more than this many are alive at once in
 // backward.
 inline constexpr std::uint32_t kMaxDepth = 8;
+
+// Why a result is kept, for users.
+inline constexpr const char* kUnordered = "sums in no fixed order";
+inline constexpr const char* kBenchmarked =
+    "cudnn.benchmark may choose another algorithm in backward";
 
 // How much work is in an element of an op's results, by kind of op.
 enum class Work {
@@ -96,9 +104,24 @@ struct ReplayRules {
   // Updates running statistics that its other results do not depend on, if its
   // argument "training" is true or absent; the schema does not always tell.
   bool updates_statistics = false;
-  // The order of its sums is not fixed on CUDA.
+  // The order of its sums, or of its writes to one place, is not fixed: on any
+  // device with several threads, on CUDA.
+  bool unordered = false;
   bool unordered_on_cuda = false;
+  // cuDNN chooses its algorithm, by timing them if benchmarks are on.
+  bool is_convolution = false;
 };
+
+// What of the device decides whether an op gives the same bits twice.
+struct ReplayTarget {
+  bool on_cuda = false;
+  bool benchmarks = false;  // torch.backends.cudnn.benchmark
+};
+
+// Why an op of this kind may give other bits when it is called again there;
+// null: it does not. `transposed`: a convolution that is.
+const char* why_not_on(const ReplayTarget& target, const ReplayRules& rules,
+                       bool transposed);
 
 ReplayRules find_replay_rules(std::string_view name);
 

@@ -18,8 +18,8 @@ namespace {
 // A training step under replay, op by op: runtime/replay.h.
 class Prediction final {
  public:
-  Prediction(const Trace& plain, std::span<const TapeRules> layers,
-             bool on_cpu);
+  Prediction(const Trace& plain, std::span<const TapeRules> layers, bool on_cpu,
+             const ReplayTarget& target);
   ReplayedStep run() &&;
 
  private:
@@ -75,7 +75,7 @@ Trace start_of(const Trace& plain) {
 }
 
 Prediction::Prediction(const Trace& plain, std::span<const TapeRules> layers,
-                       bool on_cpu)
+                       bool on_cpu, const ReplayTarget& target)
     : plain_(plain),
       schedule_(plain),
       step_{.trace = start_of(plain),
@@ -86,6 +86,7 @@ Prediction::Prediction(const Trace& plain, std::span<const TapeRules> layers,
                  .trace = trace_,
                  .holders = holders_,
                  .on_cpu = on_cpu,
+                 .target = target,
                  .rules = {},
                  .versions = std::vector<std::uint32_t>(plain.storages.size()),
                  .has_history = std::vector<bool>(plain.storages.size()),
@@ -285,7 +286,8 @@ void Prediction::sum_held(const Trace& trace, OpId first_backward,
 }  // namespace
 
 ReplayedStep replayed_step(const Trace& plain,
-                           std::span<const TapeRules> layers, bool on_cpu) {
+                           std::span<const TapeRules> layers, bool on_cpu,
+                           const ReplayTarget& target) {
   plain.check();
   if (!plain.saves_known) {
     throw TraceError(
@@ -295,7 +297,7 @@ ReplayedStep replayed_step(const Trace& plain,
     throw TraceError(str("rules must be given for each of ",
                          plain.layers.size(), " layers, got ", layers.size()));
   }
-  return Prediction(plain, layers, on_cpu).run();
+  return Prediction(plain, layers, on_cpu, target).run();
 }
 
 }  // namespace memscale

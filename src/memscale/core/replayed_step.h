@@ -34,11 +34,13 @@ struct ReplayedStep {
 // Category::Recompute. Saves that are dropped are not among the trace's.
 //
 // `layers`: by LayerId, as many as the trace has. `on_cpu`: the step's device
-// is the CPU, where two kinds of results are kept in fewer bits. Mirrors what
+// is the CPU, where two kinds of results are kept in fewer bits; `target`: what
+// else of it decides what is replayed. Mirrors what
 // runtime/tape.h does, decision by decision; changes there belong here, too.
 // Throws TraceError if the trace does not pass its check(), has no saves known,
 // or has another number of layers.
 ReplayedStep replayed_step(const Trace& plain,
-                           std::span<const TapeRules> layers, bool on_cpu);
+                           std::span<const TapeRules> layers, bool on_cpu,
+                           const ReplayTarget& target = {});
 
 }  // namespace memscale

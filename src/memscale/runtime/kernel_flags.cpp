@@ -55,6 +55,17 @@ KernelFlags kernel_flags() {
   return static_cast<KernelFlags>(flags);
 }
 
+Tf32 allowed_tf32() {
+  const at::Context& context = at::globalContext();
+  // The older switches cannot be read once the newer ones have been set.
+  const auto is_tf32 = [&](at::Float32Op op) {
+    return context.float32Precision(at::Float32Backend::CUDA, op) ==
+           at::Float32Precision::TF32;
+  };
+  return {.matmuls = is_tf32(at::Float32Op::MATMUL),
+          .convolutions = is_tf32(at::Float32Op::CONV)};
+}
+
 KernelFlagsGuard::KernelFlagsGuard(KernelFlags flags)
     : before_(kernel_flags()), during_(flags) {
   set_flags(before_, during_);

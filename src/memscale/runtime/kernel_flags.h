@@ -2,6 +2,8 @@
 
 #include <cstdint>
 
+#include "memscale/core/cost_model.h"
+
 namespace memscale {
 
 // Switches of the process by which torch chooses between kernels that round
@@ -11,6 +13,9 @@ namespace memscale {
 using KernelFlags = std::uint8_t;
 
 KernelFlags kernel_flags();
+
+// The process's settings for products of 32-bit floats on CUDA.
+Tf32 allowed_tf32();
 
 // The flags are these while it lives. Like the user's own context managers, it
 // changes them for all threads: two of them must not overlap in two threads, as

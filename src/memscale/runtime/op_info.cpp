@@ -45,6 +45,8 @@ std::unique_ptr<const OpInfo> make_op_info(const c10::OperatorHandle& handle) {
       .training = {},
       .generator = {},
       .accumulate = {},
+      .transposed = {},
+      .non_blocking = {},
       .handle = handle});
   info->rules = find_replay_rules(info->name);
   for (std::size_t i = 0; i < schema.arguments().size(); ++i) {
@@ -53,10 +55,15 @@ std::unique_ptr<const OpInfo> make_op_info(const c10::OperatorHandle& handle) {
     if (alias != nullptr && alias->isWrite()) info->written.push_back(i);
     if (argument.name() == "generator") info->generator = i;
     if (argument.name() == "accumulate") info->accumulate = i;
+    if (argument.name() == "transposed") info->transposed = i;
+    if (argument.name() == "non_blocking") info->non_blocking = i;
     if (!info->rules.updates_statistics) continue;
     if (argument.name() == "training") info->training = i;
     if (argument.name().starts_with("running_")) info->statistics.push_back(i);
   }
+  info->may_differ = info->accumulate || info->non_blocking ||
+                     info->rules.unordered || info->rules.unordered_on_cuda ||
+                     info->rules.is_convolution;
   return info;
 }
 

@@ -27,11 +27,14 @@ struct OpInfo {
   std::vector<std::size_t> written;  // arguments that the schema says it writes
   ReplayRules rules;
   // Arguments by place: running statistics, "training", the generator,
-  // "accumulate".
+  // "accumulate", "transposed", "non_blocking".
   std::vector<std::size_t> statistics;
   std::optional<std::size_t> training;
   std::optional<std::size_t> generator;
   std::optional<std::size_t> accumulate;
+  std::optional<std::size_t> transposed;
+  std::optional<std::size_t> non_blocking;
+  bool may_differ = false;  // when called again: see why_not_repeatable
   c10::OperatorHandle handle;
 
   // Whether calls on this backend decompose before autograd sees them.

@@ -5,7 +5,6 @@
 #include <c10/core/GradMode.h>
 #include <c10/core/InferenceMode.h>
 
-#include <chrono>
 #include <optional>
 #include <utility>
 
@@ -30,9 +29,6 @@ struct Replay::Call {
   const TapeRules& layer_rules() const {
     return settings.layers->at(layers.back());
   }
-  void add_time(const OpInfo& info, std::chrono::nanoseconds time) {
-    timed.push_back({layers.back(), info.name, time.count()});
-  }
 
   const std::shared_ptr<Replay> replay;
   const Replay::Settings settings;
@@ -40,12 +36,10 @@ struct Replay::Call {
   std::shared_ptr<Tape> tape;
   int leaf_depth = 0;
   int function_depth = 0;
-  std::vector<TimedOp> timed;
+  std::vector<OpSpan> timed;
 };
 
 namespace {
-
-using Clock = std::chrono::steady_clock;
 
 thread_local std::unique_ptr<Replay::Call> current_call;
 
@@ -68,13 +62,14 @@ struct Replay::OpContext final : at::ObserverContext {
   // `op`: null for a custom autograd.Function.
   explicit OpContext(const OpInfo* op) : info(op) {}
   const OpInfo* const info;
-  Clock::time_point start;
+  Moment start;
   std::vector<at::Tensor> arguments;  // of a Function: aliases
   bool has_paused_hooks = false;
 };
 
 Replay::Replay(c10::Device device, std::vector<TapeRules> layers)
     : leaf_ops_(device, nullptr),
+      timer_(device),
       settings_{
           std::make_shared<const std::vector<TapeRules>>(std::move(layers)),
           nullptr},
@@ -91,6 +86,8 @@ void Replay::set_layers(std::vector<TapeRules> layers) {
 }
 
 void Replay::time_ops(std::shared_ptr<OpTimes> times) {
+  timer_.settle();
+  stats_->times_devices = times != nullptr;
   const std::lock_guard lock(mutex_);
   settings_.times = std::move(times);
 }
@@ -126,9 +123,7 @@ void Replay::leave(const std::vector<at::Tensor>& outputs) {
     tape->decide_again();
   }
   current_call->close_tape();
-  if (OpTimes* const times = current_call->settings.times.get()) {
-    times->add_call(current_call->timed);
-  }
+  timer_.add_call(std::move(current_call->timed), current_call->settings.times);
   current_call.reset();
   if (claims.forget_unneeded()) return;
   if (const auto observer = find_observer(&Replay::on_start)) {
@@ -294,7 +289,7 @@ std::unique_ptr<at::ObserverContext> Replay::on_start(
   }
   ++call->leaf_depth;
   auto context = std::make_unique<OpContext>(info);
-  if (timed) context->start = Clock::now();
+  if (timed) context->start = call->replay->timer_.now();
   return context;
 }
 
@@ -308,7 +303,9 @@ void Replay::on_end(const at::RecordFunction& fn,
   --call->leaf_depth;
   try {
     if (call->settings.times != nullptr) {
-      call->add_time(*ours->info, Clock::now() - ours->start);
+      call->timed.push_back({call->layers.back(), ours->info,
+                             std::move(ours->start),
+                             call->replay->timer_.now()});
     }
     if (call->tape != nullptr) {
       call->tape->end_op(fn.outputs(),

@@ -10,6 +10,7 @@
 
 #include "memscale/core/op_times.h"
 #include "memscale/runtime/leaf_ops.h"
+#include "memscale/runtime/op_timer.h"
 #include "memscale/runtime/replay_stats.h"
 #include "memscale/runtime/saved_tensor.h"
 #include "memscale/runtime/tape.h"
@@ -37,6 +38,7 @@ class Replay final : public std::enable_shared_from_this<Replay> {
   void set_layers(std::vector<TapeRules> layers);
 
   // From the next call on, add how long its ops take to `times`; null: don't.
+  // Waits for calls that were timed.
   void time_ops(std::shared_ptr<OpTimes> times);
 
   // False: this call is left alone (nothing to differentiate, or the thread is
@@ -73,6 +75,7 @@ class Replay final : public std::enable_shared_from_this<Replay> {
   static void end_function(const OpContext& context);
 
   const LeafOps leaf_ops_;
+  OpTimer timer_;
   // Replaced, never changed: calls of other threads read the one they have.
   using Layers = std::shared_ptr<const std::vector<TapeRules>>;
   struct Settings {

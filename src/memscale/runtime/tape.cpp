@@ -7,6 +7,7 @@
 #include <algorithm>
 
 #include "memscale/runtime/op_info.h"
+#include "memscale/runtime/repeatable.h"
 #include "memscale/runtime/saved_tensor.h"
 #include "memscale/runtime/tape_lock.h"
 #include "memscale/runtime/tape_reasons.h"
@@ -78,19 +79,14 @@ const char* Tape::why_not(const OpInfo& info,
     return kArguments;
   }
   if (info.rules.is_factory) return kFactory;
-  // On the CPU too, if it has several threads.
-  if (info.accumulate && inputs[*info.accumulate].toBool()) return kUnordered;
   for (const c10::IValue& input : inputs) {
     bool plain = true;
-    bool on_cuda = false;
     for_each_tensor(input, [&](const at::Tensor& tensor) {
       plain &= is_plain(*tensor.unsafeGetTensorImpl());
-      on_cuda |= tensor.is_cuda();
     });
     if (!plain) return kSpecial;
-    if (on_cuda && info.rules.unordered_on_cuda) return kUnordered;
   }
-  return nullptr;
+  return why_not_repeatable(info, inputs, rules_.as_cuda);
 }
 
 void Tape::begin_op(const OpInfo& info, c10::ArrayRef<const c10::IValue> inputs,
@@ -334,6 +330,7 @@ Tape::StateId Tape::new_state(const at::Tensor& tensor, const OpInfo* op,
   state.bytes = storage->nbytes();
   state.data = storage->data_ptr().get();
   state.device = storage->device();
+  state.stream = current_stream(state.device);
   state.op = op;
   state.why = why;
   state.section = section_;

@@ -22,6 +22,7 @@
 #include "memscale/runtime/geometry.h"
 #include "memscale/runtime/kernel_flags.h"
 #include "memscale/runtime/replay_stats.h"
+#include "memscale/runtime/streams.h"
 
 namespace memscale {
 
@@ -136,6 +137,7 @@ class Tape final : public std::enable_shared_from_this<Tape> {
     std::uint32_t readers = 0;
     std::size_t bytes = 0;
     c10::Device device = c10::kCPU;
+    c10::StreamId stream = 0;  // on which it was made: see Note [Streams]
     StoragePtr held;
     // The original storage, for as long as it has these bytes.
     WeakStoragePtr original{StoragePtr()};
@@ -267,6 +269,8 @@ class Tape final : public std::enable_shared_from_this<Tape> {
   std::vector<c10::IValue> make_stack(const Node& node,
                                       const std::vector<StoragePtr>& targets);
   void check(const State& state, const Geometry& geometry) const;
+  // Before this thread reads what is held of it, on the device.
+  static void use_here(const State& state);
   void drain() noexcept;
 
   const TapeRules rules_;

@@ -19,7 +19,8 @@ inline constexpr const char* kForeign = "reads memory that is not torch's own";
 inline constexpr const char* kSpecial =
     "has an argument that is not a plain tensor";
 inline constexpr const char* kArguments = "its arguments cannot be seen";
-inline constexpr const char* kUnordered = "sums in no fixed order";
+inline constexpr const char* kNotWaitedFor =
+    "a copy to the host that nobody has waited for";
 inline constexpr const char* kStatistics = "a running statistic";
 inline constexpr const char* kRaised = "raised an exception";
 inline constexpr const char* kNoGain = "as large as what it is made from";

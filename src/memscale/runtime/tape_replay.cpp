@@ -1,7 +1,6 @@
 // Backward's half of the tape: ops called again. See Note [Why replay is
 // bit-equal].
 
-#include <ATen/Context.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/DefaultDtype.h>
@@ -9,11 +8,12 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <algorithm>
-#include <chrono>
 #include <optional>
 #include <utility>
 
 #include "memscale/runtime/op_info.h"
+#include "memscale/runtime/op_timer.h"
+#include "memscale/runtime/recorded_state.h"
 #include "memscale/runtime/saved_tensor.h"
 #include "memscale/runtime/tape.h"
 #include "memscale/runtime/tape_lock.h"
@@ -22,39 +22,11 @@
 namespace memscale {
 namespace {
 
-// For random ops without a generator argument: the default generator of their
-// device has the recorded state while one lives.
-class RecordedState final {
- public:
-  explicit RecordedState(const at::Generator& recorded)
-      : generator_(at::globalContext().defaultGenerator(recorded.device())),
-        before_(read(generator_)) {
-    write(read(recorded));
-  }
-  ~RecordedState() { write(before_); }
-  RecordedState(const RecordedState&) = delete;
-  RecordedState& operator=(const RecordedState&) = delete;
-
- private:
-  static at::Tensor read(at::Generator generator) {
-    const std::lock_guard lock(generator.mutex());
-    return generator.get_state();
-  }
-  void write(const at::Tensor& state) {
-    const std::lock_guard lock(generator_.mutex());
-    generator_.set_state(state);
-  }
-
-  at::Generator generator_;
-  at::Tensor before_;
-};
-
 constexpr const char* kFreed =
     "MemScale cannot compute a tensor again that backward needs: the memory of "
     "a tensor that it is computed from was freed, resized or moved by hand "
     "after forward. Have that layer keep what it saves "
-    "(memscale.replay.attach(model, {\"name of the layer\": \"keep\", ...})), "
-    "or "
+    "(memscale.replay.attach(model, {\"name of the layer\": \"keep\", ...})), or "
     "free that memory after backward.";
 
 // Torch's default dtype is of the process: it is touched only if it has changed
@@ -81,27 +53,36 @@ class DefaultType final {
 at::Tensor Tape::materialise(StateId id, const Geometry& geometry) {
   const Locked lock(*this);
   State& state = states_[id];
-  if (!state.changed && !has_bytes(state)) replay(id);
-  check(state, geometry);
-  at::Tensor tensor = geometry.over(state.changed ? state.changed : state.held);
-  const bool is_ours = state.ours && !state.changed;
-  if (is_ours && !state.handed_out.enabled()) {
-    state.handed_out = c10::VariableVersion(0);
+  const StoragePtr* storage = &state.changed;
+  const c10::VariableVersion* counter = &state.counter;
+  if (state.changed) {
+    TORCH_CHECK(state.changed->nbytes() == state.bytes, kFreed);
+  } else {
+    if (!has_bytes(state)) replay(id);
+    check(state, geometry);
+    use_here(state);
+    storage = &state.held;
+    if (state.ours) counter = &state.handed_out;
+    if (state.ours && !counter->enabled()) {
+      state.handed_out = c10::VariableVersion(0);
+    }
   }
-  const auto& counter = is_ours ? state.handed_out : state.counter;
-  if (counter.enabled()) {
-    tensor.unsafeGetTensorImpl()->set_version_counter(counter);
+  at::Tensor tensor = geometry.over(*storage);
+  if (counter->enabled()) {
+    tensor.unsafeGetTensorImpl()->set_version_counter(*counter);
   }
   return tensor;
 }
 
 void Tape::replay(StateId state) {
-  const auto start = std::chrono::steady_clock::now();
+  const ReplayClock clock(*stats_, states_[state].device);
   if (at_once_) run_all();
   ensure(state);
-  const std::chrono::nanoseconds time =
-      std::chrono::steady_clock::now() - start;
-  stats_->nanoseconds_replayed += static_cast<std::size_t>(time.count());
+}
+
+void Tape::use_here(const State& state) {
+  if (!state.held) return;
+  use_on_current_stream(*state.held, state.stream, state.op == nullptr);
 }
 
 // All that backward will ask for, before it changes a parameter.
@@ -152,10 +133,6 @@ bool Tape::use_original(State& state) {
 
 // Whether its bytes are there, and still the ones that were recorded.
 void Tape::check(const State& state, const Geometry& geometry) const {
-  if (state.changed) {
-    TORCH_CHECK(state.changed->nbytes() == state.bytes, kFreed);
-    return;
-  }
   TORCH_CHECK(has_bytes(state), kFreed);
   const auto& counter = state.ours ? state.handed_out : state.counter;
   if (!counter.enabled()) return;
@@ -192,6 +169,7 @@ std::vector<StoragePtr> Tape::make_targets(const Node& node) {
       targets[i] = empty_storage(old.bytes, old.device);
     } else {
       check(old, reference.geometry);
+      use_here(old);
       // Nobody else needs the old bytes: they become the new ones.
       targets[i] = old.ours && old.readers == 1 ? std::exchange(old.held, {})
                                                 : clone_storage(old.held);
@@ -216,6 +194,7 @@ std::vector<c10::IValue> Tape::make_stack(
     if (!storage) {
       const State& state = states_[reference.state];
       check(state, reference.geometry);
+      use_here(state);
       storage = state.held;
     }
     at::Tensor tensor = reference.geometry.over(storage);
@@ -297,6 +276,7 @@ void Tape::adopt(StateId id, const StoragePtr& storage, const Node& node) {
   if (made.readers == 0 || made.held) return;
   made.held = storage;
   made.ours = true;
+  made.stream = current_stream(made.device);
 }
 
 void Tape::finish(Node& node) {

@@ -143,7 +143,11 @@ void Tape::copy_out(State& state) {
   if (state.readers == 0 || !state.held || state.ours) return;
   StoragePtr copy;
   try {
-    if (has_bytes(state)) copy = clone_storage(state.held);
+    if (has_bytes(state)) {
+      use_here(state);
+      copy = clone_storage(state.held);
+      state.stream = current_stream(state.device);
+    }
   } catch (const std::exception&) {  // no memory for it
   }
   bury(state.held);

@@ -3,6 +3,9 @@
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/Device.h>
 
+#include <cstddef>
+#include <utility>
+
 #include "memscale/hostmem/host_allocator.h"
 #include "memscale/simdev/heap.h"
 
@@ -23,6 +26,10 @@ void* allocate_or_throw(size_t bytes);
 hostmem::BlockSource& device_blocks();
 
 c10::DeviceAllocator& allocator();
+
+// So far: waits of a stream for an event of another, and storages whose use on
+// a stream was recorded.
+std::pair<std::size_t, std::size_t> stream_counts();
 
 // Sets the capacity of an empty device; a device in use keeps its own unless
 // it is the same. Throws torch's errors.

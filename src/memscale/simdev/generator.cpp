@@ -1,10 +1,16 @@
 #include "memscale/simdev/generator.h"
 
+#include <atomic>
 #include <mutex>
 
 #include "memscale/simdev/device.h"
 
 namespace memscale::sim {
+namespace {
+
+std::atomic<std::size_t> set_states{0};
+
+}  // namespace
 
 SimGenerator::SimGenerator(uint64_t seed)
     : GeneratorImpl(kDevice,
@@ -20,6 +26,7 @@ uint64_t SimGenerator::current_seed() const { return host_.current_seed(); }
 uint64_t SimGenerator::seed() { return host_.seed(); }
 // Kernels lock the CPU generator, not this one: so do readers of its state.
 void SimGenerator::set_state(const c10::TensorImpl& state) {
+  ++set_states;
   const std::lock_guard lock(host_.unsafeGetGeneratorImpl()->mutex_);
   host_.unsafeGetGeneratorImpl()->set_state(state);
 }
@@ -27,6 +34,21 @@ c10::intrusive_ptr<c10::TensorImpl> SimGenerator::get_state() const {
   const std::lock_guard lock(host_.unsafeGetGeneratorImpl()->mutex_);
   return host_.unsafeGetGeneratorImpl()->get_state();
 }
+
+void SimGenerator::graphsafe_set_state(
+    const c10::intrusive_ptr<c10::GeneratorImpl>& state) {
+  auto* other = dynamic_cast<SimGenerator*>(state.get());
+  TORCH_CHECK(other != nullptr, "Expected a 'sim' device type for generator");
+  host_ = other->host_;
+}
+c10::intrusive_ptr<c10::GeneratorImpl> SimGenerator::graphsafe_get_state()
+    const {
+  auto shared = c10::make_intrusive<SimGenerator>();
+  shared->host_ = host_;
+  return shared;
+}
+
+std::size_t num_set_states() { return set_states; }
 
 SimGenerator* SimGenerator::clone_impl() const {
   auto* copy = new SimGenerator;

@@ -3,6 +3,8 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/core/Generator.h>
 
+#include <cstddef>
+
 namespace memscale::sim {
 
 // The device's random stream. It draws from a CPU generator of its own, so
@@ -21,6 +23,10 @@ class SimGenerator final : public c10::GeneratorImpl {
   uint64_t seed() override;
   void set_state(const c10::TensorImpl& state) override;
   c10::intrusive_ptr<c10::TensorImpl> get_state() const override;
+  // As on CUDA: states are exchanged, not copied.
+  void graphsafe_set_state(
+      const c10::intrusive_ptr<c10::GeneratorImpl>& state) override;
+  c10::intrusive_ptr<c10::GeneratorImpl> graphsafe_get_state() const override;
 
  private:
   SimGenerator* clone_impl() const override;
@@ -28,6 +34,9 @@ class SimGenerator final : public c10::GeneratorImpl {
 };
 
 const at::Generator& default_generator();
+
+// How often set_state() was called on any of them: on CUDA that seeds anew.
+std::size_t num_set_states();
 
 // The CPU generator behind `generator`; of the default one where undefined.
 at::Generator host_generator(const std::optional<at::Generator>& generator);

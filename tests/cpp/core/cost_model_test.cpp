@@ -4,6 +4,9 @@
 
 #include <limits>
 #include <string>
+#include <string_view>
+
+#include "memscale/core/known_devices.h"
 
 namespace memscale {
 namespace {
@@ -36,6 +39,42 @@ DeviceSpec some_card() {
 // Without what the call itself takes.
 std::int64_t work(const CostModel& model, const Trace& trace) {
   return model.nanoseconds(trace) - model.nanoseconds(one_op("aten::add"));
+}
+
+TEST(CostModel, Tf32IsForProductsThatMayUseIt) {
+  DeviceSpec card = some_card();
+  card.tf32_flops = {80e12, Source::Known};
+  const auto time = [&](std::string name, const Tf32& tf32,
+                        std::string dtype = "float32") {
+    Trace trace = one_op(std::move(name), std::move(dtype));
+    trace.ops[0].flops = 40'000'000'000;
+    return work(CostModel::of(card, tf32), trace);
+  };
+  const Tf32 off{.matmuls = false, .convolutions = false};
+  const Tf32 on{.matmuls = true, .convolutions = true};
+  EXPECT_EQ(time("aten::mm", off), 8'000'000);
+  EXPECT_EQ(time("aten::mm", on), 1'000'000);
+  EXPECT_EQ(time("aten::convolution_backward", off), 8'000'000);
+  EXPECT_EQ(time("aten::convolution_backward", on), 1'000'000);
+  EXPECT_EQ(time("aten::sin", on), 8'000'000);
+  EXPECT_EQ(time("aten::mm", on, "float64"), 8'000'000);
+  EXPECT_EQ(time("aten::mm", on, "bfloat16"), 2'000'000);
+  // As torch has it by default.
+  EXPECT_EQ(time("aten::mm", {}), time("aten::mm", off));
+  EXPECT_EQ(time("aten::convolution", {}), time("aten::convolution", on));
+}
+
+TEST(CostModel, WithTf32AnA100IsFasterThanA3090) {
+  Trace trace = one_op("aten::addmm");
+  trace.ops[0].flops = 40'000'000'000;
+  const auto time = [&](std::string_view card, const Tf32& tf32) {
+    return CostModel::of(find_device(card), tf32).nanoseconds(trace);
+  };
+  const Tf32 on{.matmuls = true};
+  EXPECT_LT(time("A100 40GB", on), time("RTX 3090", on));
+  // Without tensor cores it has fewer units, and is the slower one.
+  EXPECT_GT(time("A100 40GB", {}), time("RTX 3090", {}));
+  EXPECT_EQ(time("V100 16GB", on), time("V100 16GB", {}));
 }
 
 TEST(CostModel, ViewsCostNothing) {

@@ -48,13 +48,14 @@ TEST(DeviceSpec, MeasuredIsACopyWithTheFiguresGiven) {
 
 TEST(DeviceSpec, EachFigureNamesThemAll) {
   std::string names;
-  find_device("T4").each_figure([&](std::string_view name, const auto& figure) {
-    EXPECT_TRUE(figure.known()) << name;
-    names += str(name, " ");
-  });
+  find_device("A100 80GB")
+      .each_figure([&](std::string_view name, const auto& figure) {
+        EXPECT_TRUE(figure.known()) << name;
+        names += str(name, " ");
+      });
   EXPECT_EQ(names,
-            "memory memory_bandwidth fp32_flops half_flops supports_bf16 "
-            "link_bandwidth ");
+            "memory memory_bandwidth fp32_flops tf32_flops half_flops "
+            "supports_bf16 link_bandwidth ");
 }
 
 TEST(KnownDevices, FiguresArePlausible) {
@@ -73,11 +74,16 @@ TEST(KnownDevices, FiguresArePlausible) {
     // Tensor cores: at least twice the plain rate, on every card here.
     EXPECT_GE(device.half_flops.value, 1.9 * device.fp32_flops.value);
     EXPECT_LE(device.half_flops.value, 3e15);
+    if (device.tf32_flops.known()) {
+      EXPECT_NEAR(device.tf32_flops.value / device.half_flops.value, 0.5, 0.01);
+    }
     EXPECT_GE(device.link_bandwidth.value, 10e9);
     EXPECT_LT(device.link_bandwidth.value, device.memory_bandwidth.value);
     // bf16 came with compute capability 8.0.
     if (device.compute_capability) {
       EXPECT_EQ(device.supports_bf16.value,
+                device.compute_capability->major >= 8);
+      EXPECT_EQ(device.tf32_flops.known(),
                 device.compute_capability->major >= 8);
     }
     EXPECT_EQ(device.memory.source, Source::Known);
@@ -95,6 +101,10 @@ TEST(KnownDevices, SpotChecksAgainstDataSheets) {
   EXPECT_DOUBLE_EQ(ampere.memory_bandwidth.value, 936e9);
   EXPECT_DOUBLE_EQ(ampere.fp32_flops.value, 35.6e12);
   EXPECT_DOUBLE_EQ(find_device("A100 80GB").half_flops.value, 312e12);
+  EXPECT_DOUBLE_EQ(find_device("A100 80GB").tf32_flops.value, 156e12);
+  EXPECT_DOUBLE_EQ(find_device("A100 80GB").fp32_flops.value, 19.5e12);
+  EXPECT_DOUBLE_EQ(find_device("A100 40GB").memory_bandwidth.value, 1555e9);
+  EXPECT_DOUBLE_EQ(ampere.tf32_flops.value, 35.6e12);
   EXPECT_EQ(find_device("A100 80GB").memory.value, 80_GiB);
   EXPECT_FALSE(find_device("T4").supports_bf16.value);
   EXPECT_DOUBLE_EQ(find_device("H100 SXM").memory_bandwidth.value, 3350e9);

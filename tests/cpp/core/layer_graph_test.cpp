@@ -223,6 +223,9 @@ TEST(LayerGraph, WhatCannotBeCalledTwiceIsKept) {
   EXPECT_TRUE(kept("aten::index_put", {}, {}));
   EXPECT_FALSE(kept("aten::cumsum", {}, {}));
   EXPECT_TRUE(kept("aten::cumsum", {}, {.on_cuda = true}));
+  EXPECT_FALSE(kept("aten::convolution", {}, {.on_cuda = true}));
+  EXPECT_TRUE(
+      kept("aten::convolution", {}, {.on_cuda = true, .benchmarks = true}));
   // It writes something that it does not return.
   EXPECT_TRUE(kept("aten::_foreach_add_.Scalar", op_with(&Op::mutates), {}));
   EXPECT_FALSE(

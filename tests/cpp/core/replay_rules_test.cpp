@@ -38,6 +38,57 @@ TEST(ReplayRules, ReplayNothingThatIsNotTorchsOwn) {
   EXPECT_TRUE(find_replay_rules("aten::relu").never.empty());
 }
 
+TEST(ReplayRules, NeverReplayWhatDrawsFromAHiddenState) {
+  for (const auto* name : {"aten::_cudnn_rnn", "aten::miopen_rnn",
+                           "aten::_cudnn_init_dropout_state"}) {
+    EXPECT_EQ(find_replay_rules(name).never,
+              "draws dropout from a hidden state")
+        << name;
+  }
+  EXPECT_TRUE(find_replay_rules("aten::lstm").never.empty());
+}
+
+const char* why_not(std::string_view name, const ReplayTarget& target,
+                    bool transposed = false) {
+  return why_not_on(target, find_replay_rules(name), transposed);
+}
+
+TEST(ReplayRules, KeepWhatHasNoOrderOnCuda) {
+  for (const auto* name :
+       {"aten::index_add_", "aten::cumsum", "aten::cumsum_", "aten::cumprod",
+        "aten::logcumsumexp", "aten::kthvalue", "aten::median.dim",
+        "aten::nanmedian.dim", "aten::max_unpool2d", "aten::max_unpool3d",
+        "aten::scatter_reduce.two", "aten::slow_conv_transpose2d",
+        "aten::slow_conv_transpose3d", "aten::cudnn_convolution_transpose"}) {
+    EXPECT_EQ(why_not(name, {.on_cuda = true}), kUnordered) << name;
+    EXPECT_EQ(why_not(name, {}), nullptr) << name;
+  }
+  EXPECT_EQ(why_not("aten::gather", {.on_cuda = true}), nullptr);
+}
+
+TEST(ReplayRules, KeepRepeatedWritesToOnePlaceEverywhere) {
+  for (const auto* name : {"aten::index_put_", "aten::_unsafe_index_put",
+                           "aten::put_", "aten::index_copy"}) {
+    EXPECT_EQ(why_not(name, {}), kUnordered) << name;
+  }
+}
+
+TEST(ReplayRules, KeepTransposedConvolutionsOnCuda) {
+  EXPECT_EQ(why_not("aten::convolution", {.on_cuda = true}, true), kUnordered);
+  EXPECT_EQ(why_not("aten::convolution", {.on_cuda = true}, false), nullptr);
+  EXPECT_EQ(why_not("aten::convolution", {}, true), nullptr);
+}
+
+TEST(ReplayRules, KeepConvolutionsWhereCudnnBenchmarks) {
+  const ReplayTarget target{.on_cuda = true, .benchmarks = true};
+  for (const auto* name : {"aten::convolution", "aten::cudnn_convolution",
+                           "aten::cudnn_convolution_relu"}) {
+    EXPECT_EQ(why_not(name, target), kBenchmarked) << name;
+    EXPECT_EQ(why_not(name, {.benchmarks = true}), nullptr) << name;
+  }
+  EXPECT_EQ(why_not("aten::mm", target), nullptr);
+}
+
 TEST(KeepSet, FindsItsOutputs) {
   const KeepSet keep_set{{"aten::mm", "aten::relu"}, {{0, 0}, {1, 1}}};
   keep_set.check();

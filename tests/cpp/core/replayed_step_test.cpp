@@ -222,6 +222,22 @@ TEST_F(ReplayedStepTest, ACheapLineageMayCrossBorders) {
   EXPECT_EQ(held(apart.trace), 2 * kSquare);
 }
 
+TEST_F(ReplayedStepTest, OnCudaSumsWithoutOrderAreKept) {
+  const Value x = input();
+  program.enter(a);
+  const Value y = program.call("aten::cumsum", {x}, kSizes);
+  program.save(y);
+  for (const Value& value : {x, y}) program.let_go(value);
+  const Trace plain = program.finish();
+
+  const auto rules = all(ReplayPolicy::Block, 3);
+  const auto elsewhere = replayed_step(plain, rules, false);
+  const auto on_cuda = replayed_step(plain, rules, false, {.on_cuda = true});
+  EXPECT_EQ(on_cuda.num_replayed, 0U);
+  EXPECT_EQ(on_cuda.trace.saves.size(), plain.saves.size());
+  EXPECT_LT(elsewhere.trace.saves.size(), plain.saves.size());
+}
+
 TEST_F(ReplayedStepTest, OnTheCpuDropoutsDrawsAreKeptAsBits) {
   const Value x = input();
   program.enter(a);
