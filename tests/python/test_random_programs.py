@@ -9,7 +9,8 @@ from __future__ import annotations
 import pytest
 
 from random_model import KINDS
-from random_programs import WAYS, Tally, Trial
+from random_programs import Tally, Trial
+from random_ways import WAYS
 
 # Loaded before the first backward: autograd's engine counts devices there, once.
 pytestmark = pytest.mark.usefixtures("sim", "one_thread")
