@@ -26,7 +26,7 @@ CXX_FILES := $(shell find src cmake -type f) CMakeLists.txt CMakePresets.json py
 PY_FOLDERS := $(shell find python -type d -not -name __pycache__)
 
 .PHONY: help demo setup build test test-cpp test-core test-sanitizers test-python \
-  test-full test-cuda fuzz bench format lint clean
+  test-full test-zoo test-cuda fuzz bench format lint clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 18
@@ -101,6 +101,11 @@ test-python: build
 test-full: test ## the long versions too
 	@$(call say,long tests)
 	@$(PYTEST) -m full
+
+# On two processes; HF_HUB_OFFLINE: models are made from configs, nothing is fetched.
+test-zoo: build ## architectures of transformers, tiny, trained plain and wrapped: half an hour
+	@$(call say,zoo: every architecture of transformers)
+	@HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(VENV)/bin/python tests/python/zoo/run.py
 
 test-cuda: $(VENV)/.ready ## compile the CUDA kernels (their bodies are tested on the host, by test-core)
 	@$(call say,CUDA kernels: compiled only)

@@ -147,7 +147,8 @@ std::vector<Builder::Write> Builder::writes_of(const Op& op,
 // As Tape::why_not and Tape::end_op see it.
 bool Builder::can_replay(const Op& op, const ReplayRules& known,
                          const std::vector<Write>& writes) const {
-  if (op.in_function || op.may_write || !known.never.empty() || known.is_factory ||
+  if (op.in_function || op.may_write || !known.never.empty() ||
+      known.is_factory ||
       why_not_on({.on_cuda = rules_.on_cuda, .benchmarks = rules_.benchmarks},
                  known, is_transposed_convolution(trace_, op)) != nullptr) {
     return false;

@@ -26,7 +26,8 @@ constexpr const char* kFreed =
     "MemScale cannot compute a tensor again that backward needs: the memory of "
     "a tensor that it is computed from was freed, resized or moved by hand "
     "after forward. Have that layer keep what it saves "
-    "(memscale.replay.attach(model, {\"name of the layer\": \"keep\", ...})), or "
+    "(memscale.replay.attach(model, {\"name of the layer\": \"keep\", ...})), "
+    "or "
     "free that memory after backward.";
 
 // Torch's default dtype is of the process: it is touched only if it has changed

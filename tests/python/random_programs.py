@@ -1,0 +1,275 @@
+"""Random programs, trained plain and by us, and compared to the bit.
+
+::
+
+    python tests/python/random_programs.py 0 1000               # seeds 0 to 999
+    python tests/python/random_programs.py 0 1000 --policies wrap --device cpu
+    python tests/python/random_programs.py 17 1 --without mode,data_write
+    python tests/python/random_programs.py 17 1 --shrink        # the least that differs
+
+A program is drawn from its seed: its steps (random_model), and how the loop trains it
+(random_ways). Both runs stop at the first error. An error of ours where eager has none
+counts as refused where docs/replay.md says so, else as a mismatch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import time
+from collections import Counter
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+import memscale
+from memscale import Config, OptimizationMode, planning, replay, simdev
+from memscale.layers import find_layers
+from random_model import KINDS, ONLY_ON_CPU, Program
+from random_ways import MAY_REFUSE, WAYS, batch
+from same_bytes import how_far, same_bytes
+
+STEPS = 3
+POLICIES = ("cheap", "block", "mixed", "wrap")
+
+
+@dataclass
+class Run:
+    """What training showed until it ended or raised."""
+
+    recorded: dict[str, Tensor | None] = field(default_factory=dict)
+    error: str | None = None
+    ways: list[str] = field(default_factory=list)
+    ops_replayed: int = 0
+    planned: bool = False
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A seed and all that decides what is run for it."""
+
+    seed: int
+    device: str = "cpu"
+    without: frozenset[str] = frozenset()
+    keep: int = -1
+
+    def ways(self) -> list[str]:
+        rng = random.Random(self.seed * 7 + 1)
+        drawn = rng.choices(list(WAYS), [5.0] + [1.0] * (len(WAYS) - 1), k=STEPS)
+        return ["plain" if way in self.without else way for way in drawn]
+
+    def command(self, policy: str) -> str:
+        text = f"python tests/python/random_programs.py {self.seed} 1"
+        text += f" --policies {policy} --device {self.device}"
+        if self.without:
+            text += f" --without {','.join(sorted(self.without))}"
+        return text if self.keep == -1 else f"{text} --keep {self.keep:#x}"
+
+
+def train(trial: Trial, policy: str | None) -> Run:
+    """``policy`` None: the plain model."""
+    torch.manual_seed(trial.seed)
+    without = trial.without | (ONLY_ON_CPU if trial.device != "cpu" else set())
+    model = Program(trial.seed, without, trial.keep).to(trial.device)
+    run = Run()
+    with _ours(model, policy, trial.seed, run):
+        _train(model, trial, run)
+    return run
+
+
+def _train(model: Program, trial: Trial, run: Run) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for step, way in enumerate(trial.ways()):
+        run.ways.append(way)
+        torch.manual_seed(trial.seed * 10 + step)
+        x = batch(trial.device)
+        rng = random.Random(trial.seed * 10 + step)
+        optimizer.zero_grad()
+        try:
+            loss = WAYS[way](model, x, rng)
+        except Exception as error:
+            run.error = f"{type(error).__name__}: {error}"
+            return
+        seen = {"loss": loss, "batch": x, "random state": torch.get_rng_state()}
+        if trial.device == "sim":
+            state = torch.get_device_module("sim").get_rng_state()
+            seen["random state of sim"] = state
+        seen |= {f"gradient of {n}": p.grad for n, p in model.named_parameters()}
+        optimizer.step()
+        seen |= dict(model.named_parameters()) | dict(model.named_buffers())
+        for name, tensor in seen.items():
+            copied = None if tensor is None else tensor.detach().cpu().clone()
+            run.recorded[f"step {step} ({way}): {name}"] = copied
+
+
+@contextmanager
+def _ours(model: Program, policy: str | None, seed: int, run: Run) -> Iterator[None]:
+    if policy is None:
+        yield
+        return
+    if policy == "wrap":
+        with _plans_for_small_tensors():
+            config = Config(
+                enable_logging=False,
+                force_optimize=True,
+                mode=OptimizationMode.AGGRESSIVE,
+                use_8bit_optimizer=False,
+                warmup_steps=1,
+            )
+            memscale.wrap(model, config)
+            executor = model._memscale_executor
+            try:
+                yield
+            finally:
+                run.ops_replayed = executor.stats().ops_replayed
+                run.planned = executor.plan is not None
+                memscale.detach(model)
+        return
+    chosen: str | dict[str, replay.Policy] = policy
+    if policy == "mixed":
+        rng = random.Random(seed)
+        names = find_layers(model).modules
+        chosen = {name: rng.choice(["cheap", "block", "keep"]) for name in names}
+    handle = replay.attach(model, chosen, min_bytes=0)
+    try:
+        yield
+    finally:
+        run.ops_replayed = handle.stats().ops_replayed
+        handle.detach()
+
+
+@contextmanager
+def _plans_for_small_tensors() -> Iterator[None]:
+    """Keep sets for tensors of any size, which ``wrap`` has no field for."""
+    defaults = replay.attach.__kwdefaults__
+    before = defaults["min_bytes"], planning.DEFAULT_MIN_BYTES
+    defaults["min_bytes"] = planning.DEFAULT_MIN_BYTES = 0
+    try:
+        yield
+    finally:
+        defaults["min_bytes"], planning.DEFAULT_MIN_BYTES = before
+
+
+def difference(plain: Run, ours: Run) -> str | None:
+    """What is not the same; None if all is, and "refused" where we may."""
+    for name in plain.recorded.keys() & ours.recorded.keys():
+        if not same_bytes(plain.recorded[name], ours.recorded[name]):
+            break
+    else:
+        return _difference_of_errors(plain, ours)
+    for name, theirs in plain.recorded.items():  # the first one
+        if not same_bytes(theirs, ours.recorded[name]):
+            return f"{name}: {how_far(theirs, ours.recorded[name])}"
+    raise AssertionError
+
+
+def _difference_of_errors(plain: Run, ours: Run) -> str | None:
+    # With several wrong tensors another one may be the first, so what it says does
+    # not count; its type, and when it comes, do.
+    theirs, our = ((run.error or "").partition(":")[0] for run in (plain, ours))
+    if theirs == our and plain.ways == ours.ways:
+        return None
+    is_torchs = "modified by an inplace operation" in (ours.error or "")
+    if is_torchs and MAY_REFUSE & set(ours.ways[-1:]):
+        return "refused"
+    when = f"step {len(ours.ways) - 1} ({ours.ways[-1]})"
+    return f"{when}: error {plain.error!r:.160}, ours {ours.error!r:.160}"
+
+
+@dataclass
+class Tally:
+    """What came of many trials."""
+
+    count: Counter[str] = field(default_factory=Counter)
+    mismatches: list[str] = field(default_factory=list)
+
+    def run(self, trial: Trial, policies: Collection[str]) -> list[str]:
+        """Policies under which the program is not the same."""
+        unlike = []
+        plain = train(trial, None)
+        self.count["eager errors"] += plain.error is not None
+        for policy in policies:
+            ours = train(trial, policy)
+            self.count["ran"] += 1
+            self.count["ops replayed"] += ours.ops_replayed
+            self.count["replaying"] += ours.ops_replayed > 0
+            self.count["planned"] += ours.planned
+            found = difference(plain, ours)
+            if found == "refused":
+                self.count["refused"] += 1
+            elif found is not None:
+                unlike.append(policy)
+                seed = f"seed {trial.seed}, {policy}"
+                self.mismatches.append(f"{seed}: {found}\n    {trial.command(policy)}")
+        return unlike
+
+    def __str__(self) -> str:
+        return f"ran {self.count['ran']}, mismatches {len(self.mismatches)}, " + (
+            ", ".join(
+                f"{name} {self.count[name]}"
+                for name in ("refused", "eager errors", "planned", "ops replayed")
+            )
+        )
+
+
+def shrunk(trial: Trial, policy: str) -> Trial:
+    """The same mismatch with as few instructions as can be, left out one by one."""
+
+    def fails(candidate: Trial) -> bool:
+        found = difference(train(candidate, None), train(candidate, policy))
+        return found not in (None, "refused")
+
+    trial = Trial(trial.seed, trial.device, trial.without, (1 << 64) - 1)
+    for bit in reversed(range(64)):
+        keep = trial.keep & ~(1 << bit)
+        candidate = Trial(trial.seed, trial.device, trial.without, keep)
+        if fails(candidate):
+            trial = candidate
+    return trial
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("start", type=int, help="the first seed")
+    parser.add_argument("count", type=int, help="how many seeds")
+    parser.add_argument("--policies", default="cheap,block,mixed")
+    parser.add_argument("--device", default="cpu", choices=["cpu", "sim"])
+    parser.add_argument(
+        "--without", default="", help=f"of {', '.join([*KINDS, *WAYS])}"
+    )
+    parser.add_argument("--keep", type=lambda text: int(text, 0), default=-1)
+    parser.add_argument("--shrink", action="store_true", help="each that differs")
+    parser.add_argument("--show", action="store_true", help="print the programs")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    if arguments.device == "sim":
+        simdev.enable(memory="4GiB")
+    without = frozenset(filter(None, arguments.without.split(",")))
+    unknown = without - KINDS.keys() - WAYS.keys()
+    if unknown:
+        parser.error(f"no such kind: {', '.join(sorted(unknown))}")
+    tally, started = Tally(), time.monotonic()
+    for seed in range(arguments.start, arguments.start + arguments.count):
+        trial = Trial(seed, arguments.device, without, arguments.keep)
+        if arguments.show:
+            print(Program(seed, without, trial.keep).text())
+            print("steps:", ", ".join(trial.ways()))
+        before = len(tally.mismatches)
+        unlike = tally.run(trial, arguments.policies.split(","))
+        print("".join(f"{text}\n" for text in tally.mismatches[before:]), end="")
+        for policy in unlike if arguments.shrink else []:
+            least = shrunk(trial, policy)
+            print(f"  what is left of it, under {policy}:")
+            print(Program(seed, without, least.keep).text())
+            print(f"    {least.command(policy)}")
+        sys.stdout.flush()
+    print(f"{tally}, in {time.monotonic() - started:.0f} s")
+    return int(bool(tally.mismatches))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

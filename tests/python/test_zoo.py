@@ -1,0 +1,64 @@
+"""Fifteen of the zoo, of many kinds; ``make test-zoo`` runs them all."""
+
+from __future__ import annotations
+
+import pytest
+
+from zoo.architectures import architectures
+from zoo.check import check
+from zoo.compare import Run, first_difference, train
+from zoo.shrink import LAYERS, shrunk
+
+# sim: loaded before the first backward, where autograd's engine counts devices.
+pytestmark = pytest.mark.usefixtures("sim", "one_thread")
+
+SAMPLE = [
+    "bert",  # masked words
+    "deberta-v2",
+    "gpt2",  # next word
+    "qwen3",
+    "mixtral",  # experts
+    "mamba2",  # state space
+    "recurrent_gemma",
+    "t5",  # encoder and decoder
+    "whisper",  # speech
+    "wav2vec2",
+    "vit",  # images
+    "swin",
+    "convnext",
+    "detr",  # detection
+    "clip",  # text and images
+]
+
+
+@pytest.mark.parametrize("kind", SAMPLE)
+def test_trains_as_the_plain_model_does(kind: str) -> None:
+    outcome = check(kind)
+    assert outcome.status == "passed", str(outcome)
+    assert " 0 ops replayed" not in outcome.text
+    assert " 0 KiB dropped" not in outcome.text
+
+
+def test_enough_architectures() -> None:
+    assert len(SAMPLE) == 15
+    assert len(architectures()) >= 500
+
+
+def test_a_config_is_shrunk_to_its_sub_configs() -> None:
+    config = shrunk("llava", {})
+    assert config.text_config.num_hidden_layers == LAYERS
+    assert config.vision_config.num_hidden_layers == LAYERS
+    assert config.text_config.attention_dropout == 0.1
+    assert config.image_token_id < config.text_config.vocab_size
+
+
+def test_a_difference_is_seen() -> None:
+    """NaN equals NaN, and a zero is not another one."""
+    import torch
+
+    a, b = torch.tensor([float("nan"), 0.0]), torch.tensor([float("nan"), -0.0])
+    assert first_difference(Run({"x": a}), Run({"x": a.clone()})) is None
+    assert first_difference(Run({"x": a}), Run({"x": b})) is not None
+    model = torch.nn.Linear(2, 2)
+    loss = "step 0: loss"
+    assert train(model, {"input": torch.ones(1, 2)}, steps=1).recorded[loss] is not None

@@ -1,0 +1,1 @@
+"""Every architecture of transformers from a tiny config, plain against ours."""

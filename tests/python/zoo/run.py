@@ -1,0 +1,149 @@
+"""Every architecture of transformers, one after the other, on two processes.
+
+::
+
+    python tests/python/zoo/run.py                  # all of them (make test-zoo)
+    python tests/python/zoo/run.py bert gpt2 t5     # some
+    python tests/python/zoo/run.py --arms wrap,smallest,block bert
+
+Prints a line for each, with what was compared, and ends with a summary. The exit
+status is 1 if one failed, or if fewer passed than there should be.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import sys
+import time
+from collections import Counter
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from zoo.check import Outcome, check
+from zoo.compare import ARMS
+
+PROCESSES = 2
+SECONDS_EACH = 120
+AT_LEAST = 250
+
+
+def work(connection: Connection, arms: tuple[str, ...]) -> None:
+    """A process: gets names, gives outcomes."""
+    import torch
+
+    torch.set_num_threads(1)
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    for kind in iter(connection.recv, None):
+        try:
+            connection.send(check(kind, arms))
+        except BaseException as error:
+            connection.send(Outcome(kind, "failed", f"RAISES {error!r}"[:300]))
+
+
+class Worker:
+    """A process that checks one architecture at a time, until its time is up."""
+
+    def __init__(self, arms: tuple[str, ...]) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.connection, theirs = context.Pipe()
+        self._process = context.Process(target=work, args=(theirs, arms), daemon=True)
+        self._process.start()
+        theirs.close()
+        self.kind: str | None = None
+        self.deadline = float("inf")
+
+    def give(self, kind: str, seconds: int) -> None:
+        self.kind, self.deadline = kind, time.monotonic() + seconds
+        self.connection.send(kind)
+
+    def take(self) -> Outcome:
+        assert self.kind is not None
+        kind, self.kind, self.deadline = self.kind, None, float("inf")
+        try:
+            outcome: Outcome = self.connection.recv()
+        except EOFError:
+            self._process.join()
+            code = self._process.exitcode
+            return Outcome(kind, "failed", f"its process died with status {code}")
+        return outcome
+
+    @property
+    def is_alive(self) -> bool:
+        return self._process.is_alive()
+
+    def stop(self) -> None:
+        self._process.kill()
+        self._process.join()
+
+
+def run_all(kinds: list[str], arms: tuple[str, ...], seconds: int) -> list[Outcome]:
+    """Outcomes in the order in which they come; each is printed at once."""
+    outcomes: list[Outcome] = []
+    waiting = list(reversed(kinds))
+    workers = [Worker(arms) for _ in range(min(PROCESSES, len(kinds)))]
+    while waiting or any(worker.kind for worker in workers):
+        for worker in workers:
+            if worker.kind is None and waiting:
+                worker.give(waiting.pop(), seconds)
+        busy: list[Any] = [w.connection for w in workers if w.kind]
+        ready = wait(busy, timeout=1)
+        for i, worker in enumerate(workers):
+            if worker.connection in ready:
+                outcomes.append(worker.take())
+            elif worker.kind and time.monotonic() > worker.deadline:
+                outcomes.append(
+                    Outcome(worker.kind, "skipped", f"took more than {seconds} s")
+                )
+                worker.stop()
+            else:
+                continue
+            print(outcomes[-1], flush=True)
+            if not worker.is_alive:
+                workers[i] = Worker(arms)
+    for worker in workers:
+        worker.stop()
+    return outcomes
+
+
+def main() -> int:
+    from zoo.architectures import architectures
+
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("kinds", nargs="*", help="model types; all, if none is named")
+    parser.add_argument("--arms", default="wrap,block", help=f"of {', '.join(ARMS)}")
+    parser.add_argument("--seconds", type=int, default=SECONDS_EACH, help="for each")
+    parser.add_argument("--at-least", type=int, help=f"must pass; {AT_LEAST} of all")
+    arguments = parser.parse_args()
+    kinds = arguments.kinds or list(architectures())
+    at_least = arguments.at_least
+    if at_least is None:
+        at_least = 0 if arguments.kinds else AT_LEAST
+    started = time.monotonic()
+    outcomes = run_all(kinds, tuple(arguments.arms.split(",")), arguments.seconds)
+    return summary(outcomes, at_least, time.monotonic() - started)
+
+
+def summary(outcomes: list[Outcome], at_least: int, seconds: float) -> int:
+    count = Counter(outcome.status for outcome in outcomes)
+    print()
+    for status in ("skipped", "failed"):
+        for outcome in sorted(outcomes, key=lambda each: each.kind):
+            if outcome.status == status:
+                print(outcome)
+    print(
+        f"\n{count['passed']} passed, {count['failed']} failed, "
+        f"{count['skipped']} skipped, in {seconds:.0f} s"
+    )
+    if count["passed"] < at_least:
+        print(f"fewer than {at_least} passed")
+    return int(count["failed"] > 0 or count["passed"] < at_least)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
