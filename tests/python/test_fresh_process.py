@@ -22,6 +22,7 @@ weight = torch.ones(8, 8, device=device, requires_grad=True)
 for _ in range(3):
     weight.register_hook(lambda gradient: gradient * 2)
     (weight @ weight).sum().backward()
+assert memscale._simdev.wait_for_backward()
 """
 
 FORKED = """
@@ -37,6 +38,7 @@ if child:
 NO_BACKWARD = """
 import memscale
 memscale.simdev.enable(memory="1GiB")
+assert not memscale._simdev.wait_for_backward()
 """
 
 
