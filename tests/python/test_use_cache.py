@@ -453,20 +453,7 @@ def test_a_plan_that_is_told_lets_go_as_early() -> None:
     assert torch.Tensor not in held[0]
 
 
-@pytest.mark.parametrize(
-    "dropout",
-    [
-        0.0,
-        pytest.param(
-            0.1,
-            marks=pytest.mark.xfail(
-                strict=True,
-                reason="with a cache, attention with dropout runs _reshape_alias "
-                "where its trace has view: the plan is not followed",
-            ),
-        ),
-    ],
-)
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
 def test_plans_are_followed_with_a_cache(dropout: float) -> None:
     def build() -> nn.Module:
         model = gpt2()

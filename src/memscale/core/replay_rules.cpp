@@ -143,6 +143,12 @@ constexpr std::array<std::string_view, 31> kUnorderedOnCuda = {
 constexpr std::array<std::string_view, 3> kHiddenState = {
     "_cudnn_rnn", "miopen_rnn", "_cudnn_init_dropout_state"};
 
+// Other shapes of the same bytes. Torch chooses between them by what else is
+// there: a fake tensor is viewed where a real one is aliased.
+constexpr std::array<std::string_view, 4> kReshapes = {
+    "aten::view", "aten::_unsafe_view", "aten::_reshape_alias",
+    "aten::as_strided"};
+
 bool has(Names names, std::string_view name) {
   return std::ranges::find(names, name) != names.end();
 }
@@ -150,7 +156,7 @@ bool has(Names names, std::string_view name) {
 }  // namespace
 
 bool is_same_op(std::string_view a, std::string_view b) {
-  if (a == b) return true;
+  if (a == b || (has(kReshapes, a) && has(kReshapes, b))) return true;
   // "aten::add_.Tensor" is "aten::add", then "_", then ".Tensor".
   if (a.size() < b.size()) std::swap(a, b);
   const std::size_t end = std::min(a.find('.'), a.size());

@@ -47,8 +47,9 @@ struct KeepSet {
   bool operator==(const KeepSet&) const = default;
 };
 
-// Whether both are the same op, in place or not: where torch may choose, it
-// does so by what kinds of tensors there are, and a trace's are fakes.
+// Whether both are the same op, in place or not, or both give the same bytes
+// another shape: where torch may choose, it does so by what kinds of tensors
+// there are, and a trace's are fakes.
 bool is_same_op(std::string_view a, std::string_view b);
 
 // What the tape of one layer's call is to do.

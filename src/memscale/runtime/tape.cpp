@@ -205,44 +205,6 @@ void Tape::add_tensor(const at::Tensor& tensor, std::size_t argument,
                              access, state, Geometry(impl)});
 }
 
-void Tape::begin_write(const at::Tensor& tensor, Access access) {
-  Running& running = *running_;
-  if (!is_plain(*tensor.unsafeGetTensorImpl()) ||
-      is_written_now(storage_of(tensor))) {
-    return;
-  }
-  const StateId old = leave_state(tensor);
-  running.written.push_back(
-      {alias_of(tensor), old, access,
-       static_cast<std::uint32_t>(running.node.references.size())});
-}
-
-// The state whose bytes are about to change. From here on nobody may count on
-// the old ones: an op's own saves come while it runs.
-Tape::StateId Tape::leave_state(const at::Tensor& written) {
-  const StateId old = find_state(written);
-  State& state = states_[old];
-  change(state, own_storage(written));
-  if (!state.ours) {
-    bury(state.held);
-    state.lost = state.maker == kNone;
-  }
-  return old;
-}
-
-void Tape::begin_function(c10::ArrayRef<at::Tensor> arguments) {
-  const Locked lock(*this);
-  for (const at::Tensor& tensor : arguments) leave_state(tensor);
-}
-
-void Tape::end_function(c10::ArrayRef<at::Tensor> arguments) {
-  const Locked lock(*this);
-  holds_ = false;
-  for (const at::Tensor& tensor : arguments) {
-    new_state(tensor, nullptr, kNone, kInFunction);
-  }
-}
-
 // The state that an op is about to read: cut there, if its lineage is too long.
 Tape::StateId Tape::read_state(const at::Tensor& tensor) {
   const StateId id = find_state(tensor);
@@ -280,12 +242,6 @@ void Tape::hold_here(StateId id, const at::Tensor& tensor) {
   if (!holds_) return;
   states_[id].held = own_storage(tensor);
   held_here_.push_back(id);
-}
-
-bool Tape::is_written_now(const c10::StorageImpl* storage) const {
-  return running_ && std::ranges::any_of(running_->written, [&](const auto& w) {
-           return storage_of(w.tensor) == storage;
-         });
 }
 
 bool Tape::is_current(const State& state) const {
@@ -438,27 +394,6 @@ void Tape::follow_keep_set(const OpInfo& info) {
   if (num_ops_ < ops.size() && is_same_op(ops[num_ops_], info.name)) return;
   follows_keep_set_ = false;
   ++stats_->calls_unlike_keep_set;
-}
-
-void Tape::end_write(const Written& written, const OpInfo& info,
-                     Running& running) {
-  const State& old = states_[written.old];
-  const bool was_chosen =
-      old.why == kChosen || old.why == kSmall || old.why == kBorder;
-  const char* why = kStatistics;
-  if (written.access != Access::Scratch) {
-    why = why_keep(running, storage_of(written.tensor)->nbytes(), 0);
-    // The bytes were to be kept: now they are these.
-    if (why == nullptr && written.access == Access::Update && was_chosen) {
-      why = kChosen;
-    }
-  }
-  const StateId state =
-      new_state(written.tensor, &info, static_cast<NodeId>(nodes_.size()), why);
-  if (why == nullptr) {
-    running.node.writes.push_back({written.reference, state});
-    states_[state].depth = running.depth;
-  }
 }
 
 }  // namespace memscale

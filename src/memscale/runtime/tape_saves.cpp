@@ -133,41 +133,6 @@ std::vector<Tape::Claim> Tape::close() {
   return claims;
 }
 
-void Tape::change(State& state, const StoragePtr& written) {
-  if (state.num_saves > 0) state.changed = written;
-  copy_out(state);
-}
-
-void Tape::copy_out(State& state) {
-  state.original = WeakStoragePtr(StoragePtr());
-  if (state.readers == 0 || !state.held || state.ours) return;
-  StoragePtr copy;
-  try {
-    if (has_bytes(state)) {
-      use_here(state);
-      copy = clone_storage(state.held);
-      state.stream = current_stream(state.device);
-    }
-  } catch (const std::exception&) {  // no memory for it
-  }
-  bury(state.held);
-  state.held = std::move(copy);
-  state.ours = state.held != nullptr;
-  state.lost = !state.ours;
-  if (state.ours) stats_->bytes_copied += state.bytes;
-}
-
-void Tape::before_write(StateId state, const StoragePtr& storage) {
-  const Locked lock(*this);
-  change(states_[state], storage);
-}
-
-void Tape::before_resize(const StoragePtr& storage) {
-  const Locked lock(*this);
-  const auto found = current_.find(storage.get());
-  if (found != current_.end()) change(states_[found->second], storage);
-}
-
 bool Tape::needs_original(StateId id) {
   const Locked lock(*this, std::try_to_lock);
   if (!lock) return true;  // it is being replayed

@@ -112,6 +112,9 @@ TEST(IsSameOp, InPlaceOrNot) {
   EXPECT_FALSE(is_same_op("aten::add.Tensor", "aten::sub.Tensor"));
   EXPECT_FALSE(is_same_op("aten::add", "aten::addmm"));
   EXPECT_FALSE(is_same_op("", "_"));
+  EXPECT_TRUE(is_same_op("aten::view", "aten::_reshape_alias"));
+  EXPECT_TRUE(is_same_op("aten::_unsafe_view", "aten::view"));
+  EXPECT_FALSE(is_same_op("aten::view", "aten::transpose.int"));
 }
 
 }  // namespace memscale
