@@ -128,7 +128,8 @@ def _mode_around(model: Program, x: Tensor, rng: random.Random) -> Tensor:
 def _hook_writes(model: Program, x: Tensor, rng: random.Random) -> Tensor:
     """As optimizers do that step in backward."""
     loss, _, pool = model(x)
-    tensors = [tensor for tensor in pool.whole if tensor.requires_grad]
+    # Not views: torch itself ends in a segmentation fault for some of them.
+    tensors = [t for t in pool.whole if t.requires_grad and not t._is_view()]
     bias = rng.choice([p for p in model.parameters() if p.dim() == 1])
 
     def write(_: Tensor) -> None:

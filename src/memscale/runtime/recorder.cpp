@@ -235,7 +235,8 @@ void Recorder::end_op(const at::RecordFunction& fn, OpContext& context) {
       watch(tensor.storage().unsafeGetStorageImpl(), context.accumulated);
     });
   }
-  if (is_fake_run_ && builder_.trace().ops.back().name == "aten::lift_fresh") {
+  if (is_fake_run_ && builder_.phase() == Phase::Forward &&
+      builder_.trace().ops.back().name == "aten::lift_fresh") {
     bind_lifted(fn);
   }
   std::vector<ValueId> outputs = value_ids(fn.outputs());
