@@ -220,6 +220,7 @@ class Copies:
         if kind.__module__.startswith(_CODE_OF):
             return value
         self._met_code(kind)
+        _check_end(kind)
         if _has_own_copy(kind):
             return self._as_it_copies_itself(value)
         try:
@@ -285,6 +286,7 @@ class Copies:
             if id(module) in memo:
                 continue
             self._met_code(type(module))
+            _check_end(type(module))
             if _has_own_copy(type(module)):
                 self._remember(module, self._as_it_copies_itself(module))
             else:
@@ -313,6 +315,14 @@ class Copies:
                     copied[name] = self._copy(value)
         made: nn.Module = memo[id(model)]
         return made
+
+
+def _check_end(kind: type) -> None:
+    """What a user's object does at its end, its copy would do to the same file."""
+    if hasattr(kind, "__del__") and not is_library(kind.__module__):
+        raise CannotCopy(
+            f"a {kind.__qualname__} is not copied: its __del__ would run for the copy"
+        )
 
 
 @functools.lru_cache(maxsize=4096)

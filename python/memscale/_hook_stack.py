@@ -91,7 +91,7 @@ def step_aside() -> None:
     with _lock:
         _num_attached += 1
         torch.autograd.graph.disable_saved_tensors_hooks = _disable_after_ours
-        torch.UntypedStorage.resize_ = _resize_after_copies  # type: ignore[method-assign]
+        torch.UntypedStorage.resize_ = _resize_after_copies  # type: ignore[assignment, method-assign]
 
 
 def stop_stepping_aside() -> None:
@@ -100,4 +100,4 @@ def stop_stepping_aside() -> None:
         _num_attached -= 1
         if _num_attached == 0:
             torch.autograd.graph.disable_saved_tensors_hooks = _disable
-            torch.UntypedStorage.resize_ = _resize  # type: ignore[method-assign]
+            torch.UntypedStorage.resize_ = _resize  # type: ignore[assignment, method-assign]

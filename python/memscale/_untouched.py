@@ -18,14 +18,15 @@ import builtins
 import dis
 import enum
 import functools
+import threading
 import types
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from torch.nn.modules import module as torch_module
 
-from memscale._copies import ATOMS, Copies, is_library
+from memscale._copies import ATOMS, CannotCopy, Copies, is_library
 
 __all__ = ["Untouched"]
 
@@ -71,13 +72,19 @@ class Untouched:
             for hook in hooks.values():
                 self._value(hook, "a hook of all modules")
         self._read_all()
+        if self._swaps and _others_run():
+            raise CannotCopy(
+                "other threads run, which would see the copies that names stand for "
+                "while a step is traced"
+            )
         try:
-            for swap in self._swaps:
-                swap()
-            yield
+            with ExitStack() as restored:  # all of it, whatever comes
+                for restore in self._restores:
+                    restored.callback(restore)
+                for swap in self._swaps:
+                    swap()
+                yield
         finally:
-            for restore in reversed(self._restores):
-                restore()
             # Copies know of this: no cycle keeps them.
             self._copies = None
             self._swaps.clear()
@@ -301,3 +308,9 @@ def _names_in(code: types.CodeType) -> tuple[frozenset[str], frozenset[str]]:
         elif isinstance(constant, str) and constant.isidentifier():
             names.add(constant)  # getattr(self, "name")
     return frozenset(global_names), frozenset(names)
+
+
+def _others_run() -> bool:
+    """Whether there are threads that may be the user's own; libraries' are daemons."""
+    this = threading.current_thread()
+    return any(not t.daemon and t is not this for t in threading.enumerate())

@@ -92,14 +92,17 @@ class _Forgotten(torch.Tensor):
 class Caches:
     """How the calls of one wrapped model treat the caches that are made in them."""
 
-    def __init__(self, say: weakref.WeakMethod[Callable[[str], object]]) -> None:
+    def __init__(
+        self, model: nn.Module, say: weakref.WeakMethod[Callable[[str], object]]
+    ) -> None:
         self.early = False  # after each layer: no layer reads another's entries
+        self._model = weakref.ref(model)  # which owns this
         self._say = say
         self._said = False
 
     @contextmanager
     def in_call(self) -> Iterator[None]:
-        call = _Call(self.early, _frame_of_call())
+        call = _Call(self.early, self._model())
         with _entered(call):
             try:
                 yield
@@ -122,7 +125,7 @@ def forgetting() -> Iterator[None]:
 
     Raises ForgottenError if a layer reads what another wrote into a cache.
     """
-    with _entered(_Call(early=True, frame=None)):
+    with _entered(_Call(early=True, model=None)):
         yield
 
 
@@ -157,26 +160,24 @@ def leave_call() -> None:
 class _Call:
     """A training call of a model, in the thread that runs it."""
 
-    def __init__(self, early: bool, frame: FrameType | None) -> None:
+    def __init__(self, early: bool, model: nn.Module | None) -> None:
         self.early = early
-        self.frame = frame  # that runs it; None: it ends with a context, whatever comes
+        # Only what this module's own call caches is let go early: what calls inside
+        # of it cache, it may pass from one to the other. None: it is a trace's.
+        self._model = model
         self.recorder: Recorder | None = None
         self._made: list[weakref.ref[Any]] = []
+        self._early: list[weakref.ref[Any]] = []  # among them
         self._written: list[tuple[weakref.ref[Any], int]] = []
 
-    def made(self, cache: Any) -> None:
+    def made(self, cache: Any, maker: nn.Module) -> None:
         self._made.append(weakref.ref(cache))
+        if self._model is None or maker is self._model:
+            self._early.append(weakref.ref(cache))
 
     def wrote(self, cache: Any, layer: int) -> None:
-        if any(each() is cache for each in self._made):
+        if any(each() is cache for each in self._early):
             self._written.append((weakref.ref(cache), layer))
-
-    def is_running(self) -> bool:
-        """Ctrl-C may have ended it, and torch then runs no hook that would say so."""
-        frame: FrameType | None = sys._getframe()
-        while frame is not None and frame is not self.frame:
-            frame = frame.f_back
-        return self.frame is None or frame is not None
 
     def forget_written(self) -> None:
         written, self._written = self._written, []
@@ -233,13 +234,6 @@ def _is_known(cache: Any, entry: Any) -> bool:
     )
 
 
-def _frame_of_call() -> FrameType | None:
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code is not nn.Module._call_impl.__code__:
-        frame = frame.f_back
-    return frame
-
-
 # ---- seeing caches: two methods of the library's, while calls run ----
 
 _lock = threading.Lock()
@@ -287,12 +281,11 @@ def _watched_init(original: Callable[..., None]) -> Callable[..., None]:
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
         call = getattr(_of_thread, "call", None)
-        if (
-            call is not None
-            and call.is_running()
-            and not _is_asked_for(sys._getframe(1))
-        ):
-            call.made(self)
+        if call is None:
+            return
+        maker = _maker(sys._getframe(1))
+        if maker is not None:
+            call.made(self, maker)
 
     return init
 
@@ -310,21 +303,21 @@ def _watched_update(original: Callable[..., Any]) -> Callable[..., Any]:
     return update
 
 
-def _is_asked_for(frame: FrameType | None) -> bool:
-    """Whether the cache that is made here is the user's, or may be.
+def _maker(frame: FrameType | None) -> nn.Module | None:
+    """The model of the library that makes a cache here which nobody asked for.
 
-    It is not, if a model of the library makes it though it was called without a
-    cache and without ``use_cache=True``.
+    None: the cache is the user's, or may be. It is not, if the model was called
+    without a cache and without ``use_cache=True``.
     """
     if _package(frame) != "transformers":
-        return True
+        return None
     called: FrameType | None = None  # the outermost module of the library's
     while frame is not None and _package(frame) in _LIBRARIES:
         if frame.f_code is nn.Module._call_impl.__code__:
             called = frame
         frame = frame.f_back
     if called is None:
-        return True
+        return None
     given = called.f_locals
     named = dict(given["kwargs"])
     if given["args"]:
@@ -332,8 +325,10 @@ def _is_asked_for(frame: FrameType | None) -> bool:
             signature = inspect.signature(given["self"].forward)
             named.update(signature.bind_partial(*given["args"]).arguments)
         except (TypeError, ValueError):
-            return True
-    return bool(named.get("use_cache")) or named.get("past_key_values") is not None
+            return None
+    is_asked_for = named.get("use_cache") or named.get("past_key_values") is not None
+    maker: nn.Module = given["self"]
+    return None if is_asked_for else maker
 
 
 def _package(frame: FrameType | None) -> str:

@@ -21,7 +21,6 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 from torch.compiler import is_compiling
-from torch.nn.modules import module as _modules
 
 from memscale._before_call import BeforeCall, say_compiled
 
@@ -55,7 +54,9 @@ class Calls(Protocol):
 
     def begin(self, index: int) -> bool: ...
 
-    def end_interrupted(self) -> None: ...
+    def evaluates(self) -> None: ...
+
+    def is_alive(self) -> bool: ...
 
 
 class WayIn:
@@ -72,11 +73,13 @@ class WayIn:
         self._index = index
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if not torch.is_grad_enabled() or is_compiling():
+        if is_compiling():
             return self._module()._call_impl(*args, **kwargs)  # type: ignore[union-attr]
         module, is_ours = self._called(sys._getframe(1))
         if not is_ours:
             return _call_copy(module, args, kwargs)
+        if not torch.is_grad_enabled():
+            return module._call_impl(*args, **kwargs)
         return self._calls.run(self._index, module, args, kwargs, None)
 
     def _called(self, frame: FrameType) -> tuple[Any, bool]:
@@ -87,6 +90,9 @@ class WayIn:
 
     def is_of(self, module: nn.Module) -> bool:
         return self._module() is module
+
+    def is_dead(self) -> bool:
+        return not self._calls.is_alive()
 
     def leads_to(self, calls: Calls) -> bool:
         return self._calls is calls
@@ -119,14 +125,14 @@ class WayIntoModel(WayIn):
             return _call_copy(module, args, kwargs)
         if torch.is_grad_enabled():
             return self._calls.run(0, module, args, kwargs, self._before)
-        self._calls.end_interrupted()  # its use_cache
+        self._calls.evaluates()
         if self._before is not None:
             self._before.evaluation()
         return module._call_impl(*args, **kwargs)
 
 
 def _call_copy(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """DataParallel makes copies with all attributes, for a call: they are not ours."""
+    """A module that was given the attributes of ours, by DataParallel say."""
     for part in module.modules():
         found = way_in_of(part)
         if found is not None and not found.is_of(part):
@@ -155,13 +161,22 @@ def take_away(module: nn.Module, calls: Calls) -> None:
         del vars(module)[_PLACE]
 
 
+def take_away_dead(model: nn.Module) -> None:
+    """Ways into a model that is gone, of which these are parts."""
+    for module in model.modules():
+        found = way_in_of(module)
+        if found is not None and found.is_dead():
+            del vars(module)[_PLACE]
+
+
 def way_in_of(module: nn.Module) -> WayIn | None:
     found = vars(module).get(_PLACE)
     return found if isinstance(found, WayIn) else None
 
 
 def has_pre_hooks(module: nn.Module) -> bool:
-    return bool(module._forward_pre_hooks or _modules._global_forward_pre_hooks)
+    # Not those of all modules: torch's fast paths do not mind them, but ours.
+    return bool(module._forward_pre_hooks)
 
 
 class Hook:

@@ -91,7 +91,7 @@ class Executor:
         # Weak as well: what it holds may be as large.
         self._optimizer_ref = None if optimizer is None else weakref.ref(optimizer)
         # Weak: nothing here waits for a garbage collection.
-        self._caches = Caches(weakref.WeakMethod(self.say))
+        self._caches = Caches(model, weakref.WeakMethod(self.say))
         self._on_detach: list[Callable[[], object]] = []
         self._planned: Signatures[Planned] = Signatures()
         self._plan: Plan | None = None

@@ -207,8 +207,14 @@ class Replay:
             _hook_stack.pop(self._hooks)
             self._engine.leave(tensors_in(output))
 
-    def end_interrupted(self) -> None:
+    def is_alive(self) -> bool:
+        """Whether the attached model is still there."""
+        return bool(self._watched) and self._watched[0]() is not None
+
+    def evaluates(self) -> None:
+        """The model is called without gradients: nothing is observed for that."""
         _end_interrupted_call()
+        _C.rest()
 
     def owned_by(self, detach: weakref.WeakMethod[Callable[[], object]]) -> None:
         """Whoever has more to detach than this."""
@@ -258,6 +264,7 @@ class Replay:
             work()
         self._on_detach.clear()
         self._records = False
+        _C.rest()
         for watched in self._watched:
             module = watched()
             if module is not None:
@@ -322,6 +329,7 @@ def attach(
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be an nn.Module, got {type(model).__name__}")
+    _way_in.take_away_dead(model)
     if is_attached(model):
         raise PlanError("the model, or a part of it, is attached already: detach it")
     _way_in.remove_dead_hooks(model)

@@ -312,3 +312,28 @@ def test_nobody_asks_for_captures_where_cuda_is_not_used(
     model = memscale.wrap(make(), config_of())
     model(batch()).sum().backward()
     assert executor_of(model).stats().saves_dropped > 0
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+def test_a_module_with_the_attributes_of_a_layer_runs_itself(gradients: bool) -> None:
+    """As surgery does: a new class over the old one's attributes."""
+
+    class Negated(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return -super().forward(x)
+
+    model = memscale.wrap(nn.Sequential(nn.Linear(4, 4), nn.Tanh()), config_of())
+    old = model[0]
+    new = Negated.__new__(Negated)
+    new.__dict__.update(old.__dict__)
+    x = torch.randn(2, 4)
+    with torch.set_grad_enabled(gradients):
+        assert torch.equal(new(x), -old(x))
+
+
+def test_a_part_that_outlives_its_model_is_wrapped_again() -> None:
+    model = memscale.wrap(nn.Sequential(encoder(), nn.Linear(WIDTH, 4)), config_of())
+    part = model[0]
+    del model
+    memscale.wrap(part, config_of())
+    memscale.detach(part)

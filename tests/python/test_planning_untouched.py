@@ -20,6 +20,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 import memscale
 from compat_twins import executor_of
 from memscale import Config, _leaks
+from memscale._copies import Copies
+from memscale._untouched import Untouched
 from memscale.inputs import Call
 from memscale.tracing import CannotCopy
 
@@ -446,3 +448,56 @@ def test_nothing_stays_frozen() -> None:
     with _leaks.only_new_objects(), _leaks.only_new_objects():
         assert gc.get_freeze_count() > 0
     assert gc.get_freeze_count() == 0
+
+
+# ---- what copies would do ----
+
+
+class Slot:
+    """Gives its place back at its end, as batches of a pool of buffers do."""
+
+    free: list[int] = []  # noqa: RUF012
+
+    def __init__(self, place: int) -> None:
+        self.place = place
+
+    def __del__(self) -> None:
+        Slot.free.append(self.place)
+
+
+def test_nothing_is_copied_that_does_something_at_its_end() -> None:
+    slot = Slot(7)
+    Slot.free.clear()
+    model = Contextual()
+    memscale.wrap(model, Config(enable_logging=False, force_optimize=True))
+    assert executor_of(model).plan_for(Call((batch(), slot), {})) is None
+    gc.collect()
+    assert Slot.free == []
+
+
+def test_other_threads_see_no_copies() -> None:
+    """A thread that runs meanwhile would meet fakes in a global of its own."""
+    model = Layer(in_a_list)
+    memscale.wrap(model, Config(enable_logging=False, force_optimize=True))
+    done = threading.Event()
+    other = threading.Thread(target=done.wait)
+    other.start()
+    try:
+        assert executor_of(model).plan_for(Call((batch(),), {})) is None
+    finally:
+        done.set()
+        other.join()
+
+
+def test_names_are_put_back_though_one_of_them_fails() -> None:
+    mine = list(losses)
+    untouched = Untouched()
+    untouched._restores += [lambda: losses.append(torch.ones(())), _fails]
+    with pytest.raises(ZeroDivisionError), untouched.on(Copies(torch.clone)):
+        pass
+    assert len(losses) == len(mine) + 1
+    losses.pop()
+
+
+def _fails() -> None:
+    raise ZeroDivisionError

@@ -335,6 +335,59 @@ class TestFunctions:
         assert peak(attached=True) <= peak(attached=False)
 
 
+class Outer(Function):
+    """Calls a Function that overwrites what it is given, a buffer."""
+
+    @staticmethod
+    def forward(ctx: Context, x: Tensor, buffer: Tensor) -> Tensor:
+        Overwrites.apply(buffer)
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Context, gradient: Tensor) -> Any:  # type: ignore[override]
+        return gradient * 2, None
+
+
+class Nested(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("scale", torch.rand(ROWS, 1) + 1)
+
+    def forward(self, h: Tensor) -> Tensor:
+        scale = self.scale.clone()
+        out = (h * scale).sin()
+        again: Tensor = Outer.apply(h, scale)
+        return out + again
+
+
+class Halves(Function):
+    """It differentiates inside, under saved-tensor hooks of its own."""
+
+    @staticmethod
+    def forward(ctx: Context, x: Tensor) -> Tensor:
+        hooks = torch.autograd.graph.saved_tensors_hooks
+        with torch.enable_grad(), hooks(Tensor.bfloat16, Tensor.float):
+            inner = x.detach().requires_grad_()
+            out = inner.sin()
+            (slope,) = torch.autograd.grad(out.sum(), inner)
+        ctx.save_for_backward(slope)
+        return out.detach()
+
+    @staticmethod
+    def backward(ctx: Context, gradient: Tensor) -> Tensor:  # type: ignore[override]
+        return gradient * ctx.saved_tensors[0]
+
+
+class TestFunctionsInside:
+    @ON_CPU
+    def test_of_a_function_overwrite_too(self, where: Where) -> None:
+        assert_same(around_module(Nested), where)
+
+    @EVERYWHERE
+    def test_have_their_own_saved_tensor_hooks(self, where: Where) -> None:
+        assert_same(around(lambda h: Halves.apply(h * 2)), where)
+
+
 # ---- dispatch modes ----
 
 
@@ -388,6 +441,77 @@ class TestDispatchModes:
         self, mode: Callable[[], TorchDispatchMode], where: Where
     ) -> None:
         assert_same(around(under_a_mode(mode)), where)
+
+
+class Doubles(TorchDispatchMode):
+    """It changes an op that eager's backward never calls, and replay does."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        return out * 2 if func is torch.ops.aten.exp.default else out
+
+
+def backward_under(mode: Callable[[], TorchDispatchMode]) -> Step:
+    def under(model: nn.Module, x: Tensor) -> Tensor:
+        loss: Tensor = model(x)
+        with mode():
+            loss.backward()
+        return loss
+
+    return under
+
+
+class ZeroesABuffer(nn.Module):
+    """A mode's own bookkeeping: it writes what an op before has read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("scale", torch.rand(ROWS, 1) + 1)
+
+    def forward(self, h: Tensor) -> Tensor:
+        scale = self.scale.clone()
+
+        class Zeroes(TorchDispatchMode):
+            def __torch_dispatch__(
+                self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+            ) -> Any:
+                if func is torch.ops.aten.cos.default:
+                    scale.data.zero_()
+                return func(*args, **(kwargs or {}))
+
+        out = (h + scale).sin().exp()
+        with Zeroes():
+            again = h.detach().cos()
+        return out * again
+
+
+class TestModesAside:
+    @EVERYWHERE
+    def test_in_backward_change_no_replay(self, where: Where) -> None:
+        steps = [backward_under(Doubles)] * 3
+        assert_same(around(lambda h: (h * 2).exp().sin()), where, steps=steps)
+
+    @EVERYWHERE
+    def test_write_what_no_op_is_given(self, where: Where) -> None:
+        assert_same(around_module(ZeroesABuffer), where)
+
+    @EVERYWHERE
+    def test_a_batched_backward_draws_again(self, where: Where) -> None:
+        def batched(model: nn.Module, x: Tensor) -> Tensor:
+            loss: Tensor = model(x)
+            parameters = list(model.parameters())
+            ones = torch.ones(2, device=x.device)
+            found = torch.autograd.grad(
+                loss, parameters, ones, is_grads_batched=True, allow_unused=True
+            )
+            for parameter, gradients in zip(parameters, found, strict=True):
+                parameter.grad = None if gradients is None else gradients[0].clone()
+            return loss
+
+        noisy = around(lambda h: (h + torch.rand_like(h)).exp().sin())
+        assert_same(noisy, where, steps=[batched] * 3)
 
 
 # ---- .data, and storages ----
@@ -496,6 +620,58 @@ class TestStorages:
         assert torch.UntypedStorage.resize_ is not before
         handle.detach()
         assert torch.UntypedStorage.resize_ is before
+
+
+class DifferentiatesInside(nn.Module):
+    """A hook of a backward inside of forward writes what the layer has read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("scale", torch.rand(ROWS, 1) + 1)
+
+    def forward(self, h: Tensor) -> Tensor:
+        scale = self.scale.clone()
+        out = (h + scale).sin().exp()
+        leaf = torch.ones(3, device=h.device, requires_grad=True)
+
+        def zero(_: Tensor) -> None:
+            scale.data.zero_()
+
+        leaf.register_hook(zero)
+        torch.autograd.grad(leaf.square().sum(), leaf)
+        return out * scale.sum()
+
+
+def waiting_saves(model: nn.Module, x: Tensor) -> Tensor:
+    """Saves that were replayed once wait for a second backward, and see writes."""
+    hidden = x * 2
+    loss: Tensor = model(hidden)
+    loss.backward(retain_graph=True)
+    model(x)  # which looks through what is needed still
+    hidden.data.zero_()
+    loss.backward()
+    return loss
+
+
+class TestInTime:
+    @EVERYWHERE
+    def test_hooks_of_a_backward_inside_of_forward_write(self, where: Where) -> None:
+        assert_same(around_module(DifferentiatesInside), where)
+
+    @EVERYWHERE
+    def test_saves_that_wait_see_what_is_written(self, where: Where) -> None:
+        assert_same(around(lambda h: h.exp().sin()), where, steps=[waiting_saves] * 3)
+
+    def test_a_detached_alias_costs_no_copy(self) -> None:
+        model = of_blocks(lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU()))()
+        handle = replay.attach(model, "block", min_bytes=0)
+        x = torch.randn(ROWS, WIDTH)
+        loss = model(x)
+        aliases = [x.detach(), *(p.detach() for p in model.parameters())]
+        loss.backward()
+        handle.detach()
+        assert aliases
+        assert handle.stats().bytes_copied == 0
 
 
 class FreesUnseen(Frees):

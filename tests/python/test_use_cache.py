@@ -268,11 +268,33 @@ def continue_from(cache_of: Callable[[nn.Module], dict[str, Any]]) -> Any:
     return drive
 
 
-def test_a_cache_that_was_asked_for_is_left_alone() -> None:
+@pytest.mark.parametrize("name", ["gpt2", "mistral"])
+def test_a_cache_that_was_asked_for_is_left_alone(name: str) -> None:
     drive = continue_from(lambda model: {"use_cache": True})
-    plain, ours = make(gpt2), make(gpt2)
+    plain, ours = make(MODELS[name]), make(MODELS[name])
     memscale.wrap(ours, config_of())
     assert_same(run(drive, plain), run(drive, ours))
+
+
+class Carries(nn.Module):
+    """From its second call on, it reads what it cached before in the same call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.calls = gpt2(), 0
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        first, second = ids.split(LENGTH // 2, dim=1)
+        output = self.inner(first)
+        cache = output.past_key_values if self.calls > 1 else None
+        return output.logits + self.inner(second, past_key_values=cache).logits
+
+
+def test_a_users_model_that_reads_a_cache_later() -> None:
+    plain, ours = make(Carries), make(Carries)
+    memscale.wrap(ours, config_of())
+    assert_same(run(logits_of_chunks, plain), run(logits_of_chunks, ours))
 
 
 class Outer(nn.Module):

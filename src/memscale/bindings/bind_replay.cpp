@@ -94,6 +94,7 @@ void bind_replay(py::module_& m) {
     return std::pair(tf32.matmuls, tf32.convolutions);
   });
   m.def("unpack_hook", &make_unpack_hook);
+  m.def("rest", &Replay::rest);
   m.def("before_resize", &before_resize, py::arg("storage"));
   m.def("replay_policies", [] {
     py::list names;

@@ -187,7 +187,7 @@ PredictedTape::StateId PredictedTape::find_state(const Value& value) {
   if (found != current_.end()) {
     State& state = states_[found->second];
     if (is_current(state)) return found->second;
-    state.has_original = false;
+    copy_out(state);  // a custom Function may have written it
     if (!state.ours) state.lost = state.maker == kNone;
     if (!state.ours) bury(state);
   }

@@ -27,14 +27,20 @@ class Claims final {
  public:
   static Claims& of_process();
 
+  // A tape that a thread records: others may write what it rests on, in a
+  // backward inside of forward.
+  void open(const std::shared_ptr<Tape>& tape);
   // Closes the tape, and claims what it needs.
   void add(const std::shared_ptr<Tape>& tape);
 
-  bool empty() const { return size_ == 0; }
+  bool empty() const { return size_ == 0 && num_open_ == 0; }
 
   // What tapes need of these bytes has to be copied before they are written.
   void before_write(const at::Tensor& tensor);
   void before_write(const StoragePtr& storage);
+
+  // The same for tapes that are open: by a thread that records none of them.
+  void write_aside(const at::Tensor& tensor);
 
   // Autograd holds this tensor for a later layer: an earlier one need not
   // replay it.
@@ -42,6 +48,9 @@ class Claims final {
 
   // Forgets what no tape needs any longer. Whether anything is left.
   bool forget_unneeded();
+  // The same, but only once there are twice as many as were left the last time:
+  // a program may have thousands of graphs alive.
+  bool forget_some();
 
  private:
   struct Claimed {
@@ -51,11 +60,15 @@ class Claims final {
   };
   using Map = std::unordered_multimap<const c10::StorageImpl*, Claimed>;
 
+  static bool is_same(const Claimed& a, const Claimed& b);
   std::vector<Claimed> find(const c10::StorageImpl* storage, bool take);
 
   std::mutex mutex_;
   Map claims_;
   std::atomic<std::size_t> size_{0};  // of claims_
+  std::atomic<std::size_t> next_sweep_{0};
+  std::vector<std::weak_ptr<Tape>> open_;
+  std::atomic<std::size_t> num_open_{0};
 };
 
 }  // namespace memscale

@@ -113,11 +113,9 @@ std::unique_ptr<at::ObserverContext> Recorder::on_start(
     if (!is_custom_function(fn)) return nullptr;
     ++function_depth;
     auto context = std::make_unique<OpContext>(Kind::Function);
-    if (function_depth == 1) {
-      for_each_unseen_write(fn, [&](const at::Tensor& tensor) {
-        context->arguments.push_back(tensor);
-      });
-    }
+    for_each_unseen_write(fn, [&](const at::Tensor& tensor) {
+      context->arguments.push_back(tensor);
+    });
     return context;
   }
   if (info->ignored || !recorder->leaf_ops_.contain(*info, fn)) return nullptr;

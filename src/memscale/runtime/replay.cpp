@@ -25,6 +25,8 @@ struct Replay::Call {
   Tape* open_tape();
   void close_tape();
   void change_layer();  // layers.back() is another
+  // What a dispatch mode does inside of an op, beside what the op is given.
+  void before_hidden_writes(const at::RecordFunction& fn);
 
   const TapeRules& layer_rules() const {
     return settings.layers->at(layers.back());
@@ -35,6 +37,7 @@ struct Replay::Call {
   std::vector<std::size_t> layers = {0};
   std::shared_ptr<Tape> tape;
   int leaf_depth = 0;
+  bool is_in_mode = false;  // the op that runs is under a dispatch mode
   int function_depth = 0;
   std::vector<OpSpan> timed;
 };
@@ -42,6 +45,7 @@ struct Replay::Call {
 namespace {
 
 thread_local std::unique_ptr<Replay::Call> current_call;
+thread_local bool is_resting = true;  // nothing was called since rest()
 
 Claims& claims = Claims::of_process();
 
@@ -64,7 +68,8 @@ struct Replay::OpContext final : at::ObserverContext {
   const OpInfo* const info;
   Moment start;
   std::vector<at::Tensor> arguments;  // of a Function: aliases
-  bool has_paused_hooks = false;
+  // Ours, off while a Function runs.
+  std::optional<std::pair<c10::SafePyObject, c10::SafePyObject>> hooks;
 };
 
 Replay::Replay(c10::Device device, std::vector<TapeRules> layers)
@@ -102,7 +107,8 @@ bool Replay::enter() {
       c10::InferenceMode::is_enabled()) {
     return false;
   }
-  claims.forget_unneeded();
+  claims.forget_some();
+  is_resting = false;
   current_call = std::make_unique<Call>(shared_from_this());
   if (!find_observer(&Replay::on_start)) {
     at::addThreadLocalCallback(
@@ -125,6 +131,11 @@ void Replay::leave(const std::vector<at::Tensor>& outputs) {
   current_call->close_tape();
   timer_.add_call(std::move(current_call->timed), current_call->settings.times);
   current_call.reset();
+}
+
+void Replay::rest() {
+  if (is_resting || current_call != nullptr) return;
+  is_resting = true;
   if (claims.forget_unneeded()) return;
   if (const auto observer = find_observer(&Replay::on_start)) {
     at::removeCallback(*observer);
@@ -151,7 +162,7 @@ void Replay::before_resize(const StoragePtr& storage) {
   if (Unobserved::is_on()) return;
   claims.before_write(storage);
   if (current_call != nullptr && current_call->tape != nullptr) {
-    current_call->tape->before_resize(storage);
+    current_call->tape->write_aside(storage);
   }
 }
 
@@ -170,7 +181,10 @@ std::shared_ptr<SavedTensor> Replay::pack(const at::Tensor& tensor) {
 Tape* Replay::Call::open_tape() {
   const TapeRules& rules = layer_rules();
   if (rules.keeps_all()) return nullptr;
-  if (tape == nullptr) tape = std::make_shared<Tape>(rules, replay->stats_);
+  if (tape == nullptr) {
+    tape = std::make_shared<Tape>(rules, replay->stats_);
+    claims.open(tape);
+  }
   return tape.get();
 }
 
@@ -190,11 +204,13 @@ void Replay::Call::close_tape() {
 
 namespace {
 
-// What closed tapes need of what this op is about to write is copied.
+// What tapes need of this is copied, but for this thread's own open one.
+void before_write(const at::Tensor& tensor) {
+  claims.before_write(tensor);
+  if (current_call == nullptr) claims.write_aside(tensor);
+}
+
 void before_writes(const OpInfo& info, const at::RecordFunction& fn) {
-  const auto before_write = [](const at::Tensor& tensor) {
-    claims.before_write(tensor);
-  };
   if (is_in_dispatch_mode()) {
     for (const c10::IValue& input : fn.inputs()) {
       for_each_tensor(input, before_write);
@@ -211,46 +227,54 @@ void before_writes(const OpInfo& info, const at::RecordFunction& fn) {
 
 }  // namespace
 
+void Replay::Call::before_hidden_writes(const at::RecordFunction& fn) {
+  const OpInfo* const info = find_op_info(fn);
+  if (info == nullptr || (!info->mutates && !info->may_write)) return;
+  for_each_written(*info, fn, [&](const at::Tensor& tensor) {
+    if (!is_plain(*tensor.unsafeGetTensorImpl())) return;
+    before_resize(own_storage(tensor));
+  });
+}
+
 // A custom Function begins: Note [Unseen writes].
 std::unique_ptr<at::ObserverContext> Replay::begin_function(
     const at::RecordFunction& fn) {
   auto context = std::make_unique<OpContext>(nullptr);
   Call* const call = current_call.get();
-  if (call == nullptr || call->function_depth == 0) {
-    for_each_unseen_write(fn, [&](const at::Tensor& tensor) {
-      claims.before_write(tensor);
-      if (call != nullptr && is_plain(*tensor.unsafeGetTensorImpl())) {
-        context->arguments.push_back(alias_of(tensor));
-      }
-    });
-  }
+  for_each_unseen_write(fn, [&](const at::Tensor& tensor) {
+    before_write(tensor);
+    if (call != nullptr && is_plain(*tensor.unsafeGetTensorImpl())) {
+      context->arguments.push_back(alias_of(tensor));
+    }
+  });
   if (call == nullptr) return nullptr;
-  if (++call->function_depth > 1) return context;
   try {
     if (call->tape != nullptr) call->tape->begin_function(context->arguments);
   } catch (const std::exception&) {  // no memory
     call->close_tape();
   }
+  if (++call->function_depth > 1) return context;
   // Autograd holds what a Function saves, as without us: even the parameters
-  // that its backward is given are the user's own objects.
+  // that its backward is given are the user's own objects. Hooks that the
+  // Function itself brings are its own.
   const auto hooks = at::SavedTensorDefaultHooks::get_hooks();
   if (hooks && hooks->first.ptr(&hooks->first.pyinterpreter()) ==
                    call->replay->pack_hook_) {
-    at::SavedTensorDefaultHooks::set_tracing(true);
-    context->has_paused_hooks = true;
+    context->hooks.emplace(at::SavedTensorDefaultHooks::pop_hooks());
   }
   return context;
 }
 
-void Replay::end_function(const OpContext& context) {
-  if (context.has_paused_hooks) {
-    at::SavedTensorDefaultHooks::set_tracing(false);
-  }
+void Replay::end_function(OpContext& context) {
   Call* const call = current_call.get();
-  if (call == nullptr) return;
-  if (--call->function_depth > 0 || call->tape == nullptr) return;
+  if (call == nullptr) return;  // it was left inside of the Function
+  if (context.hooks) {
+    at::SavedTensorDefaultHooks::push_hooks(std::move(context.hooks->first),
+                                            std::move(context.hooks->second));
+  }
+  --call->function_depth;
   try {
-    call->tape->end_function(context.arguments);
+    if (call->tape != nullptr) call->tape->end_function(context.arguments);
   } catch (const std::exception&) {
     call->close_tape();
   }
@@ -259,8 +283,11 @@ void Replay::end_function(const OpContext& context) {
 std::unique_ptr<at::ObserverContext> Replay::on_start(
     const at::RecordFunction& fn) {
   Call* const call = current_call.get();
-  if ((call == nullptr && claims.empty()) ||
-      (call != nullptr && call->leaf_depth > 0) || Unobserved::is_on()) {
+  if ((call == nullptr && claims.empty()) || Unobserved::is_on()) {
+    return nullptr;
+  }
+  if (call != nullptr && call->leaf_depth > 0) {
+    if (call->is_in_mode) call->before_hidden_writes(fn);
     return nullptr;
   }
   const OpInfo* info = find_op_info(fn);
@@ -288,6 +315,7 @@ std::unique_ptr<at::ObserverContext> Replay::on_start(
     return nullptr;
   }
   ++call->leaf_depth;
+  call->is_in_mode = is_in_dispatch_mode();
   auto context = std::make_unique<OpContext>(info);
   if (timed) context->start = call->replay->timer_.now();
   return context;

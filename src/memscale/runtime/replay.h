@@ -46,6 +46,9 @@ class Replay final : public std::enable_shared_from_this<Replay> {
   bool enter();
   // With what the call returns: its caller is taken to hold it until backward.
   void leave(const std::vector<at::Tensor>& outputs);
+  // This thread is not training now: it is observed only if graphs are alive
+  // that rest on what may be written.
+  static void rest();
   // Of the call that this thread is in; nothing happens if it is in none.
   void enter_layer(std::size_t layer);
   void leave_layer();
@@ -72,7 +75,7 @@ class Replay final : public std::enable_shared_from_this<Replay> {
                      at::ObserverContext* context);
   static std::unique_ptr<at::ObserverContext> begin_function(
       const at::RecordFunction& fn);
-  static void end_function(const OpContext& context);
+  static void end_function(OpContext& context);
 
   const LeafOps leaf_ops_;
   OpTimer timer_;

@@ -115,8 +115,9 @@ class Tape final : public std::enable_shared_from_this<Tape> {
   // ---- between tapes: their storages may be the same ----
   // The original bytes of this state are about to change.
   void before_write(StateId state, const StoragePtr& storage);
-  // The same for whatever state the storage has: it is about to be resized.
-  void before_resize(const StoragePtr& storage);
+  // The same for whatever state the storage has, where no op of the tape tells:
+  // it is about to be resized, or written from inside of an op.
+  void write_aside(const StoragePtr& storage);
   // Whether its original bytes are there and needed, and so must not be
   // written.
   bool needs_original(StateId state);

@@ -1,5 +1,8 @@
 #pragma once
 
+#include <c10/core/DispatchKeySet.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
 #include <mutex>
 #include <utility>
 
@@ -16,7 +19,16 @@ using WaitFor = void (*)(std::mutex&);
 void set_wait_for_tape(WaitFor wait);
 void wait_for(std::mutex& mutex);
 
-// Holds the tape's mutex; ops called meanwhile are our own. Releases that came
+// Keys of what stands between a call and its kernel: dispatch modes and vmap.
+inline constexpr c10::DispatchKeySet kModes =
+    c10::python_ks |
+    c10::DispatchKeySet({c10::DispatchKey::FuncTorchDynamicLayerFrontMode,
+                         c10::DispatchKey::FuncTorchDynamicLayerBackMode,
+                         c10::DispatchKey::FuncTorchVmapMode,
+                         c10::DispatchKey::VmapMode});
+
+// Holds the tape's mutex; ops called meanwhile are our own, and no mode that is
+// on, in backward say, sees or changes them. Releases that came
 // meanwhile are done at its end; see Tape::release.
 class Tape::Locked final {
  public:
@@ -43,6 +55,7 @@ class Tape::Locked final {
   Tape& tape_;
   const bool is_locked_ = true;
   const Unobserved unobserved_;
+  const c10::impl::ExcludeDispatchKeyGuard without_modes_{kModes};
 };
 
 }  // namespace memscale

@@ -13,6 +13,8 @@ inline constexpr const char* kFactory =
     "may be filled by what torch cannot see";
 inline constexpr const char* kInFunction =
     "made inside a custom autograd Function";
+inline constexpr const char* kGivenToFunction =
+    "given to a custom autograd Function, which may have written it";
 inline constexpr const char* kMode =
     "a TorchDispatchMode may have changed its result";
 inline constexpr const char* kForeign = "reads memory that is not torch's own";

@@ -137,7 +137,9 @@ bool Tape::needs_original(StateId id) {
   const Locked lock(*this, std::try_to_lock);
   if (!lock) return true;  // it is being replayed
   const State& state = states_[id];
-  return state.readers > 0 && !state.ours && state.original.use_count() > 0;
+  // Saves that wait see what becomes of the original, even if it was replayed.
+  return state.readers > 0 && state.original.use_count() > 0 &&
+         (!state.ours || state.num_saves > 0);
 }
 
 void Tape::offer(StateId id, const StoragePtr& storage) {

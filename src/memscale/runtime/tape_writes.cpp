@@ -46,7 +46,7 @@ void Tape::end_function(c10::ArrayRef<at::Tensor> arguments) {
   const Locked lock(*this);
   holds_ = false;
   for (const at::Tensor& tensor : arguments) {
-    new_state(tensor, nullptr, kNone, kInFunction);
+    new_state(tensor, nullptr, kNone, kGivenToFunction);
   }
 }
 
@@ -106,10 +106,18 @@ void Tape::before_write(StateId state, const StoragePtr& storage) {
   change(states_[state], storage);
 }
 
-void Tape::before_resize(const StoragePtr& storage) {
+void Tape::write_aside(const StoragePtr& storage) {
   const Locked lock(*this);
   const auto found = current_.find(storage.get());
-  if (found != current_.end()) change(states_[found->second], storage);
+  if (found == current_.end() || is_written_now(storage.get())) return;
+  State& state = states_[found->second];
+  change(state, storage);
+  if (!state.ours) {
+    bury(state.held);
+    state.lost = state.maker == kNone;
+  }
+  // Its bytes are anybody's now, and its address may come to be another's.
+  current_.erase(found);
 }
 
 }  // namespace memscale

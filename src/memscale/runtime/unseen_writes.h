@@ -41,7 +41,8 @@ inline bool is_in_dispatch_mode() {
 inline bool is_custom_function(const at::RecordFunction& fn) {
   const std::string_view name(fn.name());
   return !name.starts_with("autograd::engine::") &&
-         name != "PythonDispatchMode" && name != "PythonSubclass";
+         name != "PythonDispatchMode" && name != "PythonSubclass" &&
+         name != "detach" && name != "detach_";
 }
 
 // Calls visit(tensor) for each tensor that the operator writes, or may write.
@@ -58,12 +59,18 @@ void for_each_written(const OpInfo& info, const at::RecordFunction& fn,
   }
 }
 
+// Whether it is a parameter, or a view of one.
+inline bool is_parameter(const at::Tensor& tensor) {
+  if (!tensor.requires_grad()) return false;
+  return tensor.is_leaf() || (tensor.is_view() && tensor._base().is_leaf());
+}
+
 // The same for a custom Function.
 template <typename F>
 void for_each_unseen_write(const at::RecordFunction& fn, const F& visit) {
   for (const c10::IValue& input : fn.inputs()) {
     for_each_tensor(input, [&](const at::Tensor& tensor) {
-      if (!tensor.is_leaf() || !tensor.requires_grad()) visit(tensor);
+      if (!is_parameter(tensor)) visit(tensor);
     });
   }
 }
