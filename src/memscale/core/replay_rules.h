@@ -72,8 +72,8 @@ struct TapeRules {
 inline constexpr std::uint32_t kMaxDepth = 8;
 
 // Why a result is kept, for users.
-inline constexpr const char* kUnordered = "sums in no fixed order";
-inline constexpr const char* kBenchmarked =
+inline constexpr char kUnordered[] = "sums in no fixed order";
+inline constexpr char kBenchmarked[] =
     "cudnn.benchmark may choose another algorithm in backward";
 
 // How much work is in an element of an op's results, by kind of op.
