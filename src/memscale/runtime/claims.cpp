@@ -6,7 +6,7 @@
 namespace memscale {
 namespace {
 
-// Not worth a look at each.
+// So few are looked at each time.
 constexpr std::size_t kFewClaims = 256;
 
 }  // namespace
@@ -57,7 +57,7 @@ std::vector<Claims::Claimed> Claims::find(const c10::StorageImpl* storage,
 }
 
 void Claims::before_write(const at::Tensor& tensor) {
-  if (empty() || !is_plain(*tensor.unsafeGetTensorImpl())) return;
+  if (size_ == 0 || !is_plain(*tensor.unsafeGetTensorImpl())) return;
   before_write(own_storage(tensor));
 }
 
@@ -82,7 +82,7 @@ void Claims::write_aside(const at::Tensor& tensor) {
 }
 
 void Claims::offer(const at::Tensor& tensor) {
-  if (empty() || !is_plain(*tensor.unsafeGetTensorImpl())) return;
+  if (size_ == 0 || !is_plain(*tensor.unsafeGetTensorImpl())) return;
   for (const Claimed& claimed : find(storage_of(tensor), /*take=*/false)) {
     if (const auto tape = claimed.tape.lock()) {
       tape->offer(claimed.state, own_storage(tensor));
@@ -111,12 +111,13 @@ bool Claims::forget_unneeded() {
     if (found != end) claims_.erase(found);
   }
   size_ = claims_.size();
-  next_sweep_ = 2 * size_ + kFewClaims;
+  next_sweep_ = 2 * size_;
   return size_ > 0;
 }
 
 bool Claims::forget_some() {
-  return size_ > next_sweep_ ? forget_unneeded() : size_ > 0;
+  const bool is_worth_a_look = size_ <= kFewClaims || size_ > next_sweep_;
+  return is_worth_a_look ? forget_unneeded() : size_ > 0;
 }
 
 }  // namespace memscale

@@ -48,8 +48,8 @@ class Claims final {
 
   // Forgets what no tape needs any longer. Whether anything is left.
   bool forget_unneeded();
-  // The same, but only once there are twice as many as were left the last time:
-  // a program may have thousands of graphs alive.
+  // The same, but of many only once there are twice as many as were left the
+  // last time: a program may have thousands of graphs alive.
   bool forget_some();
 
  private:

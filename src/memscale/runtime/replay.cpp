@@ -60,6 +60,14 @@ std::optional<at::CallbackHandle> find_observer(
   return std::nullopt;
 }
 
+// What nothing needs is not paid for: torch boxes all arguments for an
+// observer.
+void stop_observing(at::RecordFunctionCallback::StartCallback start) {
+  if (const auto observer = find_observer(start)) {
+    at::removeCallback(*observer);
+  }
+}
+
 }  // namespace
 
 struct Replay::OpContext final : at::ObserverContext {
@@ -131,15 +139,13 @@ void Replay::leave(const std::vector<at::Tensor>& outputs) {
   current_call->close_tape();
   timer_.add_call(std::move(current_call->timed), current_call->settings.times);
   current_call.reset();
+  if (!claims.forget_some()) stop_observing(&Replay::on_start);
 }
 
 void Replay::rest() {
   if (is_resting || current_call != nullptr) return;
   is_resting = true;
-  if (claims.forget_unneeded()) return;
-  if (const auto observer = find_observer(&Replay::on_start)) {
-    at::removeCallback(*observer);
-  }
+  if (!claims.forget_unneeded()) stop_observing(&Replay::on_start);
 }
 
 bool Replay::is_entered() const {
