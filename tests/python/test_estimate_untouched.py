@@ -268,3 +268,21 @@ class TestNothingIsAllocated:
         assert torch.accelerator.memory_allocated() == before
         # A batch's integers are looked at on the host.
         assert torch.accelerator.max_memory_allocated() == before
+
+
+def test_hooks_on_all_optimizers_are_for_the_users_steps() -> None:
+    calls: list[str] = []
+    register = (
+        torch.optim.optimizer.register_optimizer_step_pre_hook,
+        torch.optim.optimizer.register_optimizer_step_post_hook,
+    )
+    handles = [each(lambda *_: calls.append("stepped")) for each in register]
+    try:
+        model = torch.nn.Linear(4, 4)
+        memscale.estimate(
+            model, torch.ones(2, 4), torch.optim.AdamW(model.parameters())
+        )
+    finally:
+        for handle in handles:
+            handle.remove()
+    assert calls == []

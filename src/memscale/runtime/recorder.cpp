@@ -61,7 +61,8 @@ Recorder::Recorder(c10::Device device, IsFake is_fake, bool fake_run)
 Recorder::~Recorder() = default;
 
 void Recorder::start() {
-  if (current_recorder() != nullptr) {
+  const Recorder* const other = current_recorder();
+  if (other != nullptr && !other->is_abandoned_) {
     throw TraceError("this thread is being recorded already");
   }
   forward_thread_ = std::this_thread::get_id();
