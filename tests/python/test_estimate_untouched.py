@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.optim.optimizer as torch_optimizer
 from torch import nn
 
 import memscale
@@ -273,8 +274,8 @@ class TestNothingIsAllocated:
 def test_hooks_on_all_optimizers_are_for_the_users_steps() -> None:
     calls: list[str] = []
     register = (
-        torch.optim.optimizer.register_optimizer_step_pre_hook,
-        torch.optim.optimizer.register_optimizer_step_post_hook,
+        torch_optimizer.register_optimizer_step_pre_hook,
+        torch_optimizer.register_optimizer_step_post_hook,
     )
     handles = [each(lambda *_: calls.append("stepped")) for each in register]
     try:
