@@ -61,11 +61,9 @@ std::string_view base_name(std::string_view name) {
   return name.substr(0, name.find('.'));
 }
 
-bool is_half(const Trace& trace, const Op& op) {
-  return std::ranges::any_of(op.inputs, [&](ValueId id) {
-    const std::string& dtype = trace.at(id).dtype;
-    return dtype == "bfloat16" || dtype == "float16";
-  });
+bool reads_half(const Trace& trace, const Op& op) {
+  return std::ranges::any_of(
+      op.inputs, [&](ValueId id) { return is_half(trace.at(id).dtype); });
 }
 
 // Those that torch gives to cuBLAS, and to cuDNN.
@@ -125,10 +123,11 @@ CostModel CostModel::of(const DeviceSpec& device, const Tf32& tf32) {
 }
 
 double CostModel::rate(const Trace& trace, const Op& op) const {
-  if (is_half(trace, op)) return half_flops_;
+  if (reads_half(trace, op)) return half_flops_;
   if (matmul_flops_ == flops_ && convolution_flops_ == flops_) return flops_;
-  const bool is_single = std::ranges::any_of(
-      op.inputs, [&](ValueId id) { return trace.at(id).dtype == "float32"; });
+  const bool is_single = std::ranges::any_of(op.inputs, [&](ValueId id) {
+    return trace.at(id).dtype == Dtype::Float32;
+  });
   const std::string_view name = base_name(op.name);
   if (is_single && is_matmul(name)) return matmul_flops_;
   if (is_single && is_of_cudnn(name)) return convolution_flops_;

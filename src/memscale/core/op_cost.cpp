@@ -5,6 +5,7 @@
 #include <limits>
 #include <optional>
 #include <span>
+#include <string_view>
 
 namespace memscale {
 namespace {
@@ -234,31 +235,6 @@ std::int64_t largest_output(const Shapes& shapes) {
   return most;
 }
 
-struct Dtype {
-  std::string_view name;
-  std::int64_t itemsize;
-};
-
-// What is not here but begins like one of kBytewise takes one byte.
-constexpr std::array kDtypes = {
-    Dtype{"float32", 4},     Dtype{"float64", 8},   Dtype{"float16", 2},
-    Dtype{"bfloat16", 2},    Dtype{"int64", 8},     Dtype{"int32", 4},
-    Dtype{"int16", 2},       Dtype{"int8", 1},      Dtype{"uint8", 1},
-    Dtype{"bool", 1},        Dtype{"uint16", 2},    Dtype{"uint32", 4},
-    Dtype{"uint64", 8},      Dtype{"complex32", 4}, Dtype{"complex64", 8},
-    Dtype{"complex128", 16}, Dtype{"qint8", 1},     Dtype{"quint8", 1},
-    Dtype{"qint32", 4},      Dtype{"quint4x2", 1},  Dtype{"quint2x4", 1},
-    Dtype{"bits8", 1},       Dtype{"bits16", 2},    Dtype{"bits1x8", 1},
-    Dtype{"bits2x4", 1},     Dtype{"bits4x2", 1},   Dtype{"int1", 1},
-    Dtype{"int2", 1},        Dtype{"int3", 1},      Dtype{"int4", 1},
-    Dtype{"int5", 1},        Dtype{"int6", 1},      Dtype{"int7", 1},
-    Dtype{"uint1", 1},       Dtype{"uint2", 1},     Dtype{"uint3", 1},
-    Dtype{"uint4", 1},       Dtype{"uint5", 1},     Dtype{"uint6", 1},
-    Dtype{"uint7", 1},
-};
-// The 8-bit floats come in many kinds, and 4-bit ones in pairs.
-constexpr std::array<std::string_view, 2> kBytewise = {"float8_", "float4_"};
-
 }  // namespace
 
 bool is_transposed_convolution(const Trace& trace, const Op& op) {
@@ -269,13 +245,6 @@ bool is_transposed_convolution(const Trace& trace, const Op& op) {
   const Sizes out = shapes.out(0);
   return weight.size() > 2 && in.size() == weight.size() &&
          out.size() == weight.size() && is_transposed(in, weight, out);
-}
-
-std::int64_t itemsize_of(std::string_view dtype) {
-  const auto* found = std::ranges::find(kDtypes, dtype, &Dtype::name);
-  if (found != kDtypes.end()) return found->itemsize;
-  return std::ranges::any_of(
-      kBytewise, [&](auto prefix) { return dtype.starts_with(prefix); });
 }
 
 OpCost op_cost(const Trace& trace, const Op& op) {

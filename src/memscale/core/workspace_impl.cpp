@@ -1,34 +1,8 @@
 #include "memscale/core/workspace_impl.h"
 
 #include <algorithm>
-#include <array>
 
 namespace memscale::scratch {
-namespace {
-
-constexpr std::array kDtypes = {
-    Dtype{"float32", 4, Kind::Floating},
-    Dtype{"bfloat16", 2, Kind::Floating},
-    Dtype{"float16", 2, Kind::Floating},
-    Dtype{"float64", 8, Kind::Floating},
-    Dtype{"int64", 8, Kind::Integer},
-    Dtype{"int32", 4, Kind::Integer},
-    Dtype{"bool", 1, Kind::Bool},
-    Dtype{"uint8", 1, Kind::Integer},
-    Dtype{"int8", 1, Kind::Integer},
-    Dtype{"int16", 2, Kind::Integer},
-    Dtype{"complex64", 8, Kind::Complex},
-    Dtype{"complex128", 16, Kind::Complex},
-    Dtype{"float8_e4m3fn", 1, Kind::Floating},
-    Dtype{"float8_e5m2", 1, Kind::Floating},
-};
-
-}  // namespace
-
-const Dtype* find_dtype(std::string_view name) {
-  const auto* found = std::ranges::find(kDtypes, name, &Dtype::name);
-  return found == kDtypes.end() ? nullptr : found;
-}
 
 Int Tensor::product(Int first) const {
   Int result = 1;

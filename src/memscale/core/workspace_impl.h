@@ -24,34 +24,20 @@ constexpr Int kPage = 4096;
 constexpr Int div_up(Int a, Int b) { return (a + b - 1) / b; }
 constexpr Int up(Int a, Int multiple) { return div_up(a, multiple) * multiple; }
 
-enum class Kind : std::uint8_t { Bool, Integer, Floating, Complex };
-
-struct Dtype {
-  std::string_view name;
-  Int bytes;
-  Kind kind;
-
-  bool operator==(const Dtype& other) const { return name == other.name; }
-};
-
-// Null: not in the table.
-const Dtype* find_dtype(std::string_view name);
-
 // A value with the questions that formulas ask.
 class Tensor final {
  public:
-  explicit Tensor(const Value& value)
-      : value_(&value), dtype_(find_dtype(value.dtype)) {}
+  explicit Tensor(const Value& value) : value_(&value) {}
 
   // If not, nothing else may be asked.
   bool known() const {
-    return dtype_ && value_->sizes.size() == value_->strides.size();
+    return kind() != DtypeKind::Packed &&
+           value_->sizes.size() == value_->strides.size();
   }
-  const Dtype& dtype() const { return *dtype_; }
-  Int element() const { return dtype_->bytes; }
-  bool half() const {
-    return dtype_->kind == Kind::Floating && dtype_->bytes <= 2;
-  }
+  Dtype dtype() const { return value_->dtype; }
+  DtypeKind kind() const { return kind_of(dtype()); }
+  Int element() const { return itemsize_of(dtype()); }
+  bool half() const { return kind() == DtypeKind::Floating && element() <= 2; }
   std::span<const Int> sizes() const { return value_->sizes; }
   Int dim() const { return static_cast<Int>(value_->sizes.size()); }
   // Counted from the end if negative. Throws std::out_of_range.
@@ -76,7 +62,6 @@ class Tensor final {
   }
 
   const Value* value_;
-  const Dtype* dtype_;
 };
 
 struct Call {

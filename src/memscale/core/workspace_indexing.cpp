@@ -12,7 +12,7 @@ Int mask_positions(const Call& call, const Tensor& rows) {
   Int total = 0;
   for (std::size_t i = 1; i < call.in.size(); ++i) {
     const Tensor& index = call.in[i];
-    if (index.dtype().kind == Kind::Bool && rows.dim() > 0) {
+    if (index.kind() == DtypeKind::Bool && rows.dim() > 0) {
       total += rows.size(0) * index.dim() * kPosition;
     }
   }

@@ -49,7 +49,7 @@ struct Lstm {
 };
 
 bool in_float32(const Call& call) {
-  return call.in.at(0).dtype().name == "float32";
+  return call.in.at(0).dtype() == Dtype::Float32;
 }
 
 // Without gradients a layer returns no workspace for backward, and takes

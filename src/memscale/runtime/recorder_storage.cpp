@@ -7,6 +7,7 @@
 #include <unordered_set>
 #include <utility>
 
+#include "memscale/runtime/dtypes.h"
 #include "memscale/runtime/geometry.h"
 #include "memscale/runtime/op_info.h"
 #include "memscale/runtime/recorder.h"
@@ -55,8 +56,7 @@ ValueId Recorder::value_id(const at::Tensor& tensor) {
   const c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
   Value value;
   value.storage = storage_id(impl);
-  value.dtype =
-      c10::getDtypeNames(c10::typeMetaToScalarType(impl.dtype())).first;
+  value.dtype = dtype_of(c10::typeMetaToScalarType(impl.dtype()));
   if (value.storage.valid()) {
     value.sizes = impl.sizes_default().vec();
     value.strides = impl.strides_default().vec();
