@@ -7,7 +7,7 @@
 #include <unordered_set>
 
 #include "memscale/base/error.h"
-#include "memscale/core/op_cost.h"
+#include "memscale/core/ops/op_cost.h"
 #include "memscale/core/replay_rules.h"
 #include "memscale/core/wide.h"
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <limits>
 
-#include "memscale/core/op_cost.h"
+#include "memscale/core/ops/op_cost.h"
 
 namespace memscale {
 namespace {

@@ -4,7 +4,6 @@
 
 #include <string>
 #include <string_view>
-#include <unordered_set>
 #include <utility>
 
 #include "memscale/runtime/dtypes.h"
@@ -129,16 +128,7 @@ void Recorder::maybe_free(StorageId storage) {
 bool Recorder::fills_new_zeros(const OpInfo& info, const Op& op) const {
   // Gradients of indexing write into zeros that they have just made: in place,
   // but for tensors with a Python subclass.
-  static const std::unordered_set<std::string_view> kFilling = {
-      "aten::scatter_add",
-      "aten::scatter.src",
-      "aten::index_add",
-      "aten::index_put",
-      "aten::_unsafe_index_put",
-      "aten::put",
-      "aten::index_fill.int_Scalar",
-      "aten::masked_scatter"};
-  if (!is_fake_run_ || op.inputs.empty() || !kFilling.contains(info.name)) {
+  if (!is_fake_run_ || op.inputs.empty() || !info.rules.fills_zeros) {
     return false;
   }
   const Trace& trace = builder_.trace();

@@ -1,6 +1,6 @@
 #include <algorithm>
 
-#include "memscale/core/workspace_impl.h"
+#include "memscale/core/ops/workspace/formulas.h"
 
 // Elementwise ops and copies: TensorIterator casts operands to one dtype.
 
@@ -76,9 +76,14 @@ Result elementwise_masked(const Call& call) {
   return elementwise_bytes(call, operands);
 }
 
-// Tensor by tensor; the largest cast counts. Copies cast as they go.
+// With the value as a tensor, the functional op casts nothing.
+Result masked_fill(const Call& call) {
+  if (call.overload == "Tensor" && !call.mutates) return 0;
+  return elementwise_masked(call);
+}
+
+// Tensor by tensor; the largest cast counts.
 Result foreach_cast(const Call& call) {
-  if (call.name.starts_with("_foreach_copy")) return 0;
   const Dtype common = common_dtype(call.in);
   Int largest = 0;
   for (const Tensor& t : call.in) largest = std::max(largest, cast(t, common));

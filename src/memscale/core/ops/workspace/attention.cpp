@@ -1,6 +1,6 @@
 #include <algorithm>
 
-#include "memscale/core/workspace_impl.h"
+#include "memscale/core/ops/workspace/formulas.h"
 
 // Attention as cpu_flash_attention computes it: each thread holds the scores of
 // a tile of queries with a tile of keys.

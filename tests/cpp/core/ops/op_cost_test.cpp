@@ -1,4 +1,4 @@
-#include "memscale/core/op_cost.h"
+#include "memscale/core/ops/op_cost.h"
 
 #include <gtest/gtest.h>
 

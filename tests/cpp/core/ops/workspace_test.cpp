@@ -1,4 +1,4 @@
-#include "memscale/core/workspace.h"
+#include "memscale/core/ops/workspace/workspace.h"
 
 #include <gtest/gtest.h>
 
@@ -341,7 +341,7 @@ TEST(LstmReserve, IsWhatTheLayerReturnsForBackward) {
   const auto reserve = [](std::int64_t steps, std::int64_t batch,
                           std::int64_t features, std::int64_t hidden) {
     const Sample s = lstm(steps, batch, features, hidden);
-    return lstm_reserve(s.trace, s.op);
+    return reserved_bytes(s.trace, s.op);
   };
   EXPECT_EQ(reserve(64, 8, 512, 512), Bytes(16166912));
   EXPECT_EQ(reserve(64, 8, 1024, 512), Bytes(22556672));
@@ -356,18 +356,18 @@ TEST(LstmReserve, IsWhatTheLayerReturnsForBackward) {
 TEST(LstmReserve, IsUnknownElsewhere) {
   Sample s = lstm(20, 6, 48, 64);
   s.trace.values[s.op.inputs[0].index()].dtype = Dtype::BFloat16;
-  EXPECT_EQ(lstm_reserve(s.trace, s.op), std::nullopt);
+  EXPECT_EQ(reserved_bytes(s.trace, s.op), std::nullopt);
   s = lstm(20, 6, 48, 64);
   s.op.outputs.pop_back();
-  EXPECT_EQ(lstm_reserve(s.trace, s.op), std::nullopt) << "without gradients";
+  EXPECT_EQ(reserved_bytes(s.trace, s.op), std::nullopt) << "without gradients";
   s = lstm(20, 6, 48, 64);
   s.op.inputs.resize(1);
-  EXPECT_EQ(lstm_reserve(s.trace, s.op), std::nullopt) << "not its schema";
+  EXPECT_EQ(reserved_bytes(s.trace, s.op), std::nullopt) << "not its schema";
   s = lstm(20, 6, 48, 64);
   for (const char* name : {"aten::mkldnn_rnn_layer_backward", "aten::gru.input",
                            "mylib::mkldnn_rnn_layer"}) {
     s.op.name = name;
-    EXPECT_EQ(lstm_reserve(s.trace, s.op), std::nullopt) << name;
+    EXPECT_EQ(reserved_bytes(s.trace, s.op), std::nullopt) << name;
   }
 }
 

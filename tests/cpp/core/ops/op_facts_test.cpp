@@ -1,4 +1,4 @@
-#include "memscale/core/op_facts.h"
+#include "memscale/core/ops/op_facts.h"
 
 #include <gtest/gtest.h>
 
@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "memscale/base/error.h"
-#include "memscale/core/workspace.h"
+#include "memscale/core/ops/workspace/workspace.h"
 
 namespace memscale {
 namespace {

@@ -1,6 +1,8 @@
-#include "memscale/core/workspace_impl.h"
+#include "memscale/core/ops/workspace/formulas.h"
 
 #include <algorithm>
+
+#include "memscale/core/ops/op_name.h"
 
 namespace memscale::scratch {
 
@@ -37,7 +39,7 @@ bool Tensor::channels_last() const {
 
 std::optional<Call> call_of(const Trace& trace, const Op& op, int num_threads) {
   Call call;
-  call.name = std::string_view(op.name).substr(op.name.find("::") + 2);
+  call.overload = OpName::of(op.name).overload;
   call.mutates = op.mutates;
   call.threads = num_threads;
   for (const ValueId id : op.inputs) call.in.emplace_back(trace.at(id));
