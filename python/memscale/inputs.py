@@ -14,7 +14,15 @@ from torch.utils import _pytree as pytree
 
 from memscale._C import InputError
 
-__all__ = ["Call", "build_call", "describe", "find_loss", "read_call", "tensors_in"]
+__all__ = [
+    "Call",
+    "DescribedCall",
+    "build_call",
+    "describe",
+    "find_loss",
+    "read_call",
+    "tensors_in",
+]
 
 LossFn = Callable[..., torch.Tensor]
 
@@ -57,6 +65,17 @@ class Call:
         parts = [describe(arg) for arg in self.args]
         parts += [f"{name}={describe(arg)}" for name, arg in self.kwargs.items()]
         return ", ".join(parts) or "no arguments"
+
+
+@dataclass(frozen=True)
+class DescribedCall:
+    """A call in words: what is left of one whose arguments are not held."""
+
+    text: str
+    source: str = "sample_input"
+
+    def __str__(self) -> str:
+        return self.text
 
 
 def describe(value: Any) -> str:

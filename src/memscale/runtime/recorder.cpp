@@ -12,6 +12,7 @@
 #include "memscale/core/ops/op_facts.h"
 #include "memscale/runtime/memory_tracker.h"
 #include "memscale/runtime/tensor_kinds.h"
+#include "memscale/runtime/unobserved.h"
 #include "memscale/runtime/unseen_writes.h"
 
 namespace memscale {
@@ -73,6 +74,13 @@ void Recorder::start() {
               {at::RecordScope::FUNCTION, at::RecordScope::BACKWARD_FUNCTION}));
 }
 
+bool Recorder::observes_here() const { return current_recorder() == this; }
+
+void Recorder::set_replayed() {
+  const std::lock_guard lock(mutex_);
+  replayed_ = true;
+}
+
 void Recorder::stop() {
   if (!handle_) return;
   at::removeCallback(*handle_);
@@ -100,7 +108,7 @@ void Recorder::guarded(const F& work) noexcept {
 std::unique_ptr<at::ObserverContext> Recorder::on_start(
     const at::RecordFunction& fn) {
   using Kind = OpContext::Kind;
-  if (leaf_depth > 0) return nullptr;
+  if (leaf_depth > 0 || Unobserved::is_on()) return nullptr;
   Recorder* recorder = current_recorder();
   if (recorder == nullptr || recorder->paused_ > 0) return nullptr;
   if (fn.scope() == at::RecordScope::BACKWARD_FUNCTION) {

@@ -19,7 +19,11 @@ namespace memscale {
 // One call of a model, in one thread.
 struct Replay::Call {
   explicit Call(std::shared_ptr<Replay> of)
-      : replay(std::move(of)), settings(replay->settings()) {}
+      : replay(std::move(of)), settings(replay->settings()) {
+    if (settings.recorder != nullptr && settings.recorder->observes_here()) {
+      recorder = settings.recorder;
+    }
+  }
 
   // The tape of the innermost layer; null if that keeps everything.
   Tape* open_tape();
@@ -34,6 +38,7 @@ struct Replay::Call {
 
   const std::shared_ptr<Replay> replay;
   const Replay::Settings settings;
+  std::shared_ptr<Recorder> recorder;  // null: nobody records this call
   std::vector<std::size_t> layers = {0};
   std::shared_ptr<Tape> tape;
   int leaf_depth = 0;
@@ -85,7 +90,7 @@ Replay::Replay(c10::Device device, std::vector<TapeRules> layers)
       timer_(device),
       settings_{
           std::make_shared<const std::vector<TapeRules>>(std::move(layers)),
-          nullptr},
+          nullptr, nullptr},
       stats_(std::make_shared<ReplayStats>()) {}
 
 Replay::~Replay() = default;
@@ -105,6 +110,11 @@ void Replay::time_ops(std::shared_ptr<OpTimes> times) {
   settings_.times = std::move(times);
 }
 
+void Replay::record(std::shared_ptr<Recorder> recorder) {
+  const std::lock_guard lock(mutex_);
+  settings_.recorder = std::move(recorder);
+}
+
 Replay::Settings Replay::settings() const {
   const std::lock_guard lock(mutex_);
   return settings_;
@@ -118,6 +128,9 @@ bool Replay::enter() {
   claims.forget_some();
   is_resting = false;
   current_call = std::make_unique<Call>(shared_from_this());
+  if (current_call->recorder != nullptr) {
+    current_call->recorder->enter_layer(LayerId(0));
+  }
   if (!find_observer(&Replay::on_start)) {
     at::addThreadLocalCallback(
         at::RecordFunctionCallback(&Replay::on_start, &Replay::on_end)
@@ -137,6 +150,10 @@ void Replay::leave(const std::vector<at::Tensor>& outputs) {
     tape->decide_again();
   }
   current_call->close_tape();
+  if (Recorder* const recorder = current_call->recorder.get()) {
+    for (const at::Tensor& output : outputs) recorder->set_returned(output);
+    recorder->leave_layer();
+  }
   timer_.add_call(std::move(current_call->timed), current_call->settings.times);
   current_call.reset();
   if (!claims.forget_some()) stop_observing(&Replay::on_start);
@@ -156,12 +173,16 @@ void Replay::enter_layer(std::size_t layer) {
   if (!is_entered()) return;
   current_call->layers.push_back(layer);
   current_call->change_layer();
+  if (current_call->recorder != nullptr) {
+    current_call->recorder->enter_layer(LayerId(layer));
+  }
 }
 
 void Replay::leave_layer() {
   if (!is_entered() || current_call->layers.size() == 1) return;
   current_call->layers.pop_back();
   current_call->change_layer();
+  if (current_call->recorder != nullptr) current_call->recorder->leave_layer();
 }
 
 void Replay::before_resize(const StoragePtr& storage) {
@@ -174,6 +195,9 @@ void Replay::before_resize(const StoragePtr& storage) {
 
 std::shared_ptr<SavedTensor> Replay::pack(const at::Tensor& tensor) {
   auto save = std::make_shared<SavedTensor>(tensor);
+  if (is_entered() && current_call->recorder != nullptr) {
+    save->record(current_call->recorder);
+  }
   if (!is_entered() || !is_plain(*tensor.unsafeGetTensorImpl())) {
     ++stats_->saves_kept;
     return save;
