@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from zoo.architectures import architectures
-from zoo.check import check
+from zoo.check import Outcome, check
 from zoo.compare import Run, first_difference, train
+from zoo.run import Results
 from zoo.shrink import LAYERS, shrunk
 
 # sim: loaded before the first backward, where autograd's engine counts devices.
@@ -62,3 +65,22 @@ def test_a_difference_is_seen() -> None:
     model = torch.nn.Linear(2, 2)
     loss = "step 0: loss"
     assert train(model, {"input": torch.ones(1, 2)}, steps=1).recorded[loss] is not None
+
+
+def test_a_stopped_run_goes_on(tmp_path: Path) -> None:
+    """What failed is tried again, and its last outcome counts."""
+    path = tmp_path / "zoo.jsonl"
+    stopped = Results(path)
+    stopped.add(Outcome("bert", "passed", "equal"))
+    stopped.add(Outcome("gpt2", "failed", "its process died"))
+    stopped.add(Outcome("sam", "skipped", "no batch of ours fits"))
+    again = Results(path)
+    assert again.outcomes == stopped.outcomes
+    assert [again.is_done(kind) for kind in ("bert", "gpt2", "sam", "t5")] == [
+        True,
+        False,
+        True,
+        False,
+    ]
+    again.add(Outcome("gpt2", "passed", "equal"))
+    assert Results(path).outcomes["gpt2"].status == "passed"
