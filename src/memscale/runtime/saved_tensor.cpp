@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "memscale/base/error.h"
+#include "memscale/runtime/tensor_tape.h"
 
 namespace memscale {
 
@@ -36,7 +37,7 @@ SavedTensor::~SavedTensor() {
   if (tape_ != nullptr) tape_->release(state_);
 }
 
-void SavedTensor::drop(std::shared_ptr<Tape> tape, Tape::StateId state) {
+void SavedTensor::drop(std::shared_ptr<TensorTape> tape, StateId state) {
   geometry_.emplace(*kept_.unsafeGetTensorImpl());
   tape_ = std::move(tape);
   state_ = state;
