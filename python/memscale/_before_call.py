@@ -56,7 +56,7 @@ class BeforeCall:
         told.atexit = False
 
     def evaluation(self) -> None:
-        self._executor.void_step()
+        self._executor.evaluates()
 
     def __call__(
         self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from memscale._C import Plan, Timeline
+from memscale._first_real_step import FirstRealStep
 from memscale.estimator import Estimate
 from memscale.ledger import Watch
 
@@ -23,11 +24,13 @@ __all__ = [
 
 @dataclass
 class Planned:
-    """For one kind of batch; all None if it cannot be traced."""
+    """For one kind of batch; all None if there is nothing to plan with."""
 
     plan: Plan | None = None
     traced: Estimate | None = None  # until the plan is final
     watch: Watch | None = None
+    # Its first real step, to plan with; None: traced before, or not to be had.
+    first_step: FirstRealStep | None = None
 
 
 def resident_bytes(traced: Estimate, plan: Plan) -> int:

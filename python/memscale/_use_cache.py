@@ -96,6 +96,7 @@ class Caches:
         self, model: nn.Module, say: weakref.WeakMethod[Callable[[str], object]]
     ) -> None:
         self.early = False  # after each layer: no layer reads another's entries
+        self.recorder: Recorder | None = None  # told what is forgotten
         self._model = weakref.ref(model)  # which owns this
         self._say = say
         self._said = False
@@ -103,6 +104,7 @@ class Caches:
     @contextmanager
     def in_call(self) -> Iterator[None]:
         call = _Call(self.early, self._model())
+        call.recorder = self.recorder
         with _entered(call):
             try:
                 yield

@@ -35,7 +35,7 @@ from memscale._C import (
 from memscale._C import fit as fit_bytes
 from memscale._optimizer_step import OptimizerLike, describe_optimizer
 from memscale.config import Config
-from memscale.inputs import Call, LossFn, build_call, read_call
+from memscale.inputs import Call, DescribedCall, LossFn, build_call, read_call
 from memscale.recording import record_step
 from memscale.report import estimate_text
 from memscale.tracing import CannotTrace, TracedStep, trace_step
@@ -69,7 +69,9 @@ class Estimate:
     before backward: a loop that keeps it in a variable holds that much more.
     """
 
-    def __init__(self, step: TracedStep, call: Call, optimizer: str, target: str):
+    def __init__(
+        self, step: TracedStep, call: Call | DescribedCall, optimizer: str, target: str
+    ):
         self._step = step
         self.inputs = call.source
         self.call = str(call)

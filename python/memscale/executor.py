@@ -28,8 +28,13 @@ from memscale import logs, replay
 from memscale._before_call import BeforeCall
 from memscale._bitsandbytes import steps_in_pieces
 from memscale._C import Error, InputError, Plan, PlanError, TraceError
+from memscale._first_real_step import FirstRealStep
 from memscale._leaks import remove_fakes_of_failures
-from memscale._optimizer_step import innermost_optimizer, only_of
+from memscale._optimizer_step import (
+    OptimizerLike,
+    innermost_optimizer,
+    only_of,
+)
 from memscale._planned import (
     Planned,
     doubts_about,
@@ -96,13 +101,15 @@ class Executor:
         self._planned: Signatures[Planned] = Signatures()
         self._plan: Plan | None = None
         self._watch: Watch | None = None
+        self._first_step: FirstRealStep | None = None  # that is being recorded
+        self._why_not_traced: str | None = None
         self._said_unlike = False
         self._said_batch = False
         self.ledger: list[Entry] = []
         self.compiled = is_compiled(model)
         self._said_compiled = self.compiled
         self._told = told
-        self._policy = _policy(self.effective, self.compiled)
+        self._policy = _policy(self.effective, self.compiled, config.budget)
         self._layers = list(find_layers(model).modules)
         # Called at the model's first call in training, before it is planned for.
         self.first_checks: list[Callable[..., object]] = []
@@ -212,6 +219,13 @@ class Executor:
             self._planned.add(call, state, planned)
             if len(self._planned) == _MAX_KINDS:
                 self.say(f"{_MAX_KINDS} kinds of batches: later ones get no plan")
+        first_step = planned.first_step
+        if first_step is not None and first_step.estimate is not None:
+            planned.first_step = None  # also if no plan is within the budget
+            self._plan_from(planned, first_step.estimate, self._optimizer_now())
+        elif first_step is not None and first_step.has_failed:
+            planned.first_step = None
+            self._say_no_plan(first_step.failure)
         if planned.plan is not self._plan:
             self._follow(planned.plan)
         if planned.plan is not None and planned.plan.optimizer_bits == 8:
@@ -229,7 +243,10 @@ class Executor:
 
     def _follow(self, plan: Plan | None) -> None:
         self._plan = plan
-        self._caches.early = plan is not None and forgets_cache(plan)
+        # A recorded step does not show what reads a cache that a layer has left.
+        self._caches.early = (
+            plan is not None and forgets_cache(plan) and self._why_not_traced is None
+        )
         # By name: layers may have come and gone since the model was wrapped.
         chosen: dict[str, replay.Policy] = {}
         if plan is not None:
@@ -249,13 +266,26 @@ class Executor:
             return
         with _tracing:
             self._end_step()
-            watch = self._planned_for(call).watch
+            planned = self._planned_for(call)
+            if planned.first_step is not None:
+                self._record(planned.first_step, call)
+            watch = planned.watch
             if watch is not None and not watch.done:
                 self._watch = watch
                 self._replay.time_ops(watch.op_times)
                 watch.begin_step(*self._now())
 
+    def _record(self, first_step: FirstRealStep, call: Call) -> None:
+        self._first_step = first_step
+        # The least that can be held: nobody knows yet what fits.
+        self._replay.set_policies(["block"] * len(self._layers))
+        first_step.begin(call)
+
     def _end_step(self) -> None:
+        first_step, self._first_step = self._first_step, None
+        if first_step is not None:
+            first_step.end()
+            self._follow(self._plan)
         watch, self._watch = self._watch, None
         if watch is None:
             return
@@ -286,6 +316,10 @@ class Executor:
 
     def void_step(self) -> None:
         """What is measured would not be a step of training."""
+        first_step, self._first_step = self._first_step, None
+        if first_step is not None:
+            first_step.cancel()
+            self._follow(self._plan)
         watch, self._watch = self._watch, None
         if watch is not None:
             self._replay.time_ops(None)
@@ -295,6 +329,14 @@ class Executor:
         device = next((p.device for p in self._model.parameters()), None)
         replayed = self._replay.stats().nanoseconds_replayed
         return device or torch.device("cpu"), replayed
+
+    def evaluates(self) -> None:
+        """The model is called without gradients."""
+        first_step, self._first_step = self._first_step, None
+        self.void_step()
+        if first_step is not None:
+            first_step.evaluates()
+            self._first_step = first_step
 
     def _plan_anew(self, watch: Watch) -> None:
         """Once, if what was measured breaks what was promised."""
@@ -331,8 +373,13 @@ class Executor:
                 "compiler chose"
             )
             return Planned()
+        if not self.config.use_static_profiling:
+            return self._plan_later("use_static_profiling is off")
+        if self._why_not_traced is not None:
+            return self._plan_later(self._why_not_traced)
         optimizer = self._optimizer_now()
         traced: Estimate | None = None
+        planned = Planned()
         try:
             with (
                 progress(f"planning {name}"),
@@ -345,19 +392,15 @@ class Executor:
                     )
                 )
                 if not traced.trace.saves_known:
-                    raise TraceError("what its backward needs was not to be seen")
-                plan = decide(
-                    traced,
-                    self.config,
-                    name,
-                    optimizer=optimizer,
-                    layer_bytes=parameter_bytes(find_layers(model)),
-                )
+                    raise TraceError(
+                        "the tensors that autograd saves could not be recorded (the "
+                        "model uses torch.func)"
+                    )
+                self._plan_from(planned, traced, optimizer)
         except PlanError:
             raise
         except Error as error:
-            self._say_no_plan(str(error))
-            return Planned()
+            return self._plan_later(str(error))
         except Exception as error:
             if is_sample:
                 lines = str(error).splitlines() or [""]
@@ -366,21 +409,61 @@ class Executor:
                     f"{type(error).__name__}: {lines[0]}"
                 ) from error
             # If the model rejects the batch, it will say so itself in a moment.
-            self._say_no_plan(f"{type(error).__name__} while tracing it: {error}")
-            return Planned()
+            return self._plan_later(f"{type(error).__name__} while tracing it: {error}")
         finally:
             # Errors are in cycles with their frames, which would keep the model and
             # this batch alive until the next collection.
             if traced is None:
                 remove_fakes_of_failures()
+        return planned
+
+    def _plan_from(
+        self, planned: Planned, traced: Estimate, optimizer: OptimizerLike
+    ) -> None:
+        """Plan with a traced or recorded step. Raises PlanError for a small budget."""
+        plan = decide(
+            traced,
+            self.config,
+            type(self._model).__name__,
+            optimizer=optimizer,
+            layer_bytes=parameter_bytes(find_layers(self._model)),
+        )
         self.say(plan_text(plan))
-        if self.config.warmup_steps == 0:
-            return Planned(plan)
-        watch = Watch(plan, resident_bytes(traced, plan), self.config.warmup_steps)
-        return Planned(plan, traced, watch)
+        planned.plan = plan
+        if self.config.warmup_steps > 0:
+            planned.traced = traced
+            planned.watch = Watch(
+                plan, resident_bytes(traced, plan), self.config.warmup_steps
+            )
+
+    def _plan_later(self, why: str) -> Planned:
+        """With the first real step, where that can be recorded."""
+        names = list(find_layers(self._model).modules)
+        if (
+            not self.config.use_empirical_fallback
+            or self._policy == "keep"
+            or names != self._layers
+        ):
+            self._say_no_plan(why)
+            return Planned()
+        if self._why_not_traced is None:
+            self._why_not_traced = why
+            self.say(
+                f"{type(self._model).__name__} is planned after its first step, which "
+                "is recorded as it runs, each layer keeping only its inputs; it could "
+                f"not be traced before, because {why}"
+            )
+        return Planned(
+            first_step=FirstRealStep(
+                self._model,
+                self._replay,
+                self._caches,
+                weakref.WeakMethod(self._optimizer_now),
+            )
+        )
 
     def _optimizer_now(self) -> torch.optim.Optimizer | str:
-        """That steps the model, as it would be without us."""
+        """The optimizer that steps the model, as it was before conversion to 8 bits."""
         found = self._optimizer or find_optimizer(self._model)
         if found is None:
             return "adamw"
@@ -393,7 +476,10 @@ class Executor:
     def _say_no_plan(self, why: str) -> None:
         text = f"{type(self._model).__name__} runs without a prediction: {why}"
         if self.config.budget is not None:
-            text += "; whether it stays under the budget is not known"
+            text += (
+                "; each layer keeps only its inputs, and whether that is within the "
+                "budget is not known"
+            )
         self.say(text, logging.WARNING)
         self._hold_state_as_the_mode_says()
 
@@ -437,8 +523,9 @@ class Executor:
             )
 
 
-def _policy(effective: EffectiveConfig, compiled: bool) -> str:
-    """Of all layers, until there is a plan, and where none can be made."""
+def _policy(effective: EffectiveConfig, compiled: bool, budget: int | None) -> str:
+    """What every layer does until there is a plan, and where none can be made."""
     if compiled or not effective.enable_checkpointing:
         return "keep"
-    return "block" if effective.mode == OptimizationMode.AGGRESSIVE else "cheap"
+    is_small = effective.mode == OptimizationMode.AGGRESSIVE or budget is not None
+    return "block" if is_small else "cheap"

@@ -14,7 +14,15 @@ from torch.utils import _pytree as pytree
 
 from memscale._C import InputError
 
-__all__ = ["Call", "build_call", "describe", "find_loss", "read_call", "tensors_in"]
+__all__ = [
+    "Call",
+    "DescribedCall",
+    "build_call",
+    "describe",
+    "find_loss",
+    "read_call",
+    "tensors_in",
+]
 
 LossFn = Callable[..., torch.Tensor]
 
@@ -59,10 +67,23 @@ class Call:
         return ", ".join(parts) or "no arguments"
 
 
+@dataclass(frozen=True)
+class DescribedCall:
+    """A call in words: what is left of one whose arguments are not held."""
+
+    text: str
+    source: str = "sample_input"
+
+    def __str__(self) -> str:
+        return self.text
+
+
 def describe(value: Any) -> str:
     """A tensor as "float32[2, 3] on cpu", anything else by its type or value."""
     if isinstance(value, torch.Tensor):
         dtype = str(value.dtype).removeprefix("torch.")
+        if value.is_nested:  # it has no sizes
+            return f"nested {dtype} on {value.device}"
         return f"{dtype}{list(value.shape)} on {value.device}"
     if value is None or isinstance(value, bool | int | float | str):
         return repr(value)

@@ -34,7 +34,14 @@ from torch import nn
 
 from memscale import _C, _hook_stack, _use_cache, _way_in
 from memscale._before_call import BeforeCall
-from memscale._C import InputError, KeepSet, OpTimes, PlanError, TapeRules
+from memscale._C import (
+    InputError,
+    KeepSet,
+    OpTimes,
+    PlanError,
+    Recorder,
+    TapeRules,
+)
 from memscale._way_in import Begin
 from memscale.inputs import tensors_in
 from memscale.layers import find_layers
@@ -224,6 +231,10 @@ class Replay:
         """Other policies, one for each layer, from the next call on."""
         self._engine.set_layers([_rules(each, self._min_bytes) for each in policies])
         self._idle = all(policy == "keep" for policy in policies)
+
+    def record(self, recorder: Recorder | None) -> None:
+        """From the next call on, tell ``recorder`` of layers, saves and results."""
+        self._engine.record(recorder)
 
     def time_ops(self, times: OpTimes | None) -> None:
         """From the next call on, add how long each op takes to ``times``."""

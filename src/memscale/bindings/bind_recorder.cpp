@@ -29,29 +29,6 @@ bool is_fake(const c10::TensorImpl& impl) {
   return object != nullptr && Py_TYPE(object) == fake_tensor_type;
 }
 
-// A saved tensor, held as autograd would hold it (or not: a checkpoint drops
-// it); tells the recorder when it is let go.
-class SaveHandle final {
- public:
-  SaveHandle(std::shared_ptr<Recorder> recorder, at::Tensor tensor, bool hold)
-      : recorder_(std::move(recorder)), saved_(recorder_->save(tensor, hold)) {}
-  ~SaveHandle() {
-    saved_.tensor = at::Tensor();
-    recorder_->release(saved_.save, saved_.references);
-  }
-  SaveHandle(const SaveHandle&) = delete;
-  SaveHandle& operator=(const SaveHandle&) = delete;
-
-  const at::Tensor& tensor() const { return saved_.tensor; }
-  void bind(const at::Tensor& tensor) const {
-    recorder_->bind_saved(saved_.save, tensor);
-  }
-
- private:
-  std::shared_ptr<Recorder> recorder_;
-  Recorder::Saved saved_;
-};
-
 LayerId layer_id(std::optional<std::size_t> index) {
   return index ? LayerId(*index) : LayerId();
 }
@@ -70,10 +47,10 @@ Tensors or_undefined(const std::vector<std::optional<at::Tensor>>& tensors) {
 }  // namespace
 
 void bind_recorder(py::module_& m) {
-  py::class_<SaveHandle>(m, "SaveHandle")
+  py::class_<RecordedSave>(m, "SaveHandle")
       .def_static("unpack",
-                  [](const SaveHandle& handle) { return handle.tensor(); })
-      .def("bind", &SaveHandle::bind);
+                  [](const RecordedSave& save) { return save.tensor(); })
+      .def("bind", &RecordedSave::bind);
   py::class_<LayerCall>(m, "LayerCall");
 
   py::class_<Recorder, std::shared_ptr<Recorder>>(m, "Recorder")
@@ -86,6 +63,7 @@ void bind_recorder(py::module_& m) {
            py::arg("device"), py::arg("fake_tensor"), py::arg("fake_run"))
       .def("start", &Recorder::start)
       .def("stop", &Recorder::stop)
+      .def("abandon", &Recorder::abandon)
       .def("pause", &Recorder::pause)
       .def("resume", &Recorder::resume)
       .def("add_layer",
@@ -124,11 +102,11 @@ void bind_recorder(py::module_& m) {
       .def("add_note", &Recorder::add_note)
       .def(
           "save",
-          [](std::shared_ptr<Recorder> r, at::Tensor tensor, bool hold) {
-            return std::make_unique<SaveHandle>(std::move(r), std::move(tensor),
-                                                hold);
+          [](std::shared_ptr<Recorder> r, const at::Tensor& tensor, bool hold) {
+            return std::make_unique<RecordedSave>(std::move(r), tensor, hold);
           },
           py::arg("tensor"), py::arg("hold") = true)
+      .def("set_replayed", &Recorder::set_replayed)
       .def("bind_same", &Recorder::bind_same)
       .def("begin_recompute", &Recorder::begin_recompute)
       .def("end_recompute", &Recorder::end_recompute)

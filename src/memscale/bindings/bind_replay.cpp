@@ -108,6 +108,7 @@ void bind_replay(py::module_& m) {
       .def(py::init<c10::Device, std::vector<TapeRules>>(), py::arg("device"),
            py::arg("layers"))
       .def("set_layers", &Replay::set_layers, py::arg("layers"))
+      .def("record", &Replay::record, py::arg("recorder").none(true))
       .def("time_ops", &Replay::time_ops, py::arg("times").none(true),
            py::call_guard<py::gil_scoped_release>())
       .def("enter", &Replay::enter)

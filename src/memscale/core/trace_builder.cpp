@@ -107,13 +107,13 @@ void TraceBuilder::grow(StorageId storage, Bytes bytes) {
   held = std::max(held, bytes);
 }
 
-void TraceBuilder::free(StorageId storage, OpId after) {
+void TraceBuilder::free(StorageId storage, OpId after, bool let_go_known) {
   Storage& freed = trace_.storages.at(storage.index());
   // A save may be let go twice: by the tensor and by what stood for it.
   if (freed.freed.valid()) return;
   freed.freed = after.valid() ? after : last_op();
   if (freed.born.valid() && freed.freed < freed.born) freed.freed = freed.born;
-  if (!freed.let_go.valid()) freed.let_go = freed.freed;
+  if (!freed.let_go.valid() && !let_go_known) return;
   freed.let_go = std::min(freed.let_go, freed.freed);
 }
 

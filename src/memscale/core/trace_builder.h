@@ -46,8 +46,9 @@ class TraceBuilder final {
   void grow(StorageId storage, Bytes bytes);
 
   // No tensor holds the storage any more. `after`: the last op that needed it,
-  // if that is known better than "the last one that ran".
-  void free(StorageId storage, OpId after = {});
+  // if that is known better than "the last one that ran". `let_go_known`:
+  // unless it was told before, the program held it until now.
+  void free(StorageId storage, OpId after = {}, bool let_go_known = true);
 
   // From now on only saves hold the storage.
   void let_go(StorageId storage);

@@ -4,8 +4,6 @@
 
 #include <algorithm>
 
-#include "memscale/runtime/tensor_kinds.h"
-
 namespace memscale {
 namespace {
 

@@ -9,6 +9,7 @@
 
 #include "memscale/core/tape/op_use.h"
 #include "memscale/runtime/op_info.h"
+#include "memscale/runtime/tensor_kinds.h"
 
 // What a call does to what it is given, read off its arguments. The recorder
 // writes it into a trace, a tape decides by it: so both see the same.
@@ -52,7 +53,13 @@ void for_each_use(const OpInfo& info, c10::ArrayRef<const c10::IValue> inputs,
     }
     std::int32_t element = 0;
     for (const c10::IValue& each : input.toListRef()) {
-      if (each.isTensor()) visit_one(each.toTensor(), element);
+      if (each.isTensor()) {
+        visit_one(each.toTensor(), element);
+      } else if (each.isList()) {  // as collectives have them
+        for_each_tensor(each, [&](const at::Tensor& tensor) {
+          visit_one(tensor, element);
+        });
+      }
       ++element;
     }
   }

@@ -14,6 +14,7 @@
 #include "memscale/runtime/memory_tracker.h"
 #include "memscale/runtime/saved_tensor.h"
 #include "memscale/runtime/tensor_kinds.h"
+#include "memscale/runtime/unobserved.h"
 #include "memscale/runtime/unseen_writes.h"
 
 namespace memscale {
@@ -62,7 +63,8 @@ Recorder::Recorder(c10::Device device, IsFake is_fake, bool fake_run)
 Recorder::~Recorder() = default;
 
 void Recorder::start() {
-  if (current_recorder() != nullptr) {
+  const Recorder* const other = current_recorder();
+  if (other != nullptr && !other->is_abandoned_) {
     throw TraceError("this thread is being recorded already");
   }
   forward_thread_ = std::this_thread::get_id();
@@ -73,6 +75,13 @@ void Recorder::start() {
           .needsOutputs(true)
           .scopes(
               {at::RecordScope::FUNCTION, at::RecordScope::BACKWARD_FUNCTION}));
+}
+
+bool Recorder::observes_here() const { return current_recorder() == this; }
+
+void Recorder::set_replayed() {
+  const std::lock_guard lock(mutex_);
+  replayed_ = true;
 }
 
 void Recorder::stop() {
@@ -102,7 +111,7 @@ void Recorder::guarded(const F& work) noexcept {
 std::unique_ptr<at::ObserverContext> Recorder::on_start(
     const at::RecordFunction& fn) {
   using Kind = OpContext::Kind;
-  if (leaf_depth > 0) return nullptr;
+  if (leaf_depth > 0 || Unobserved::is_on()) return nullptr;
   Recorder* recorder = current_recorder();
   if (recorder == nullptr || recorder->paused_ > 0) return nullptr;
   if (fn.scope() == at::RecordScope::BACKWARD_FUNCTION) {

@@ -55,6 +55,12 @@ class Recorder final : public c10::DebugInfoBase,
   // does. stop() must come from the same thread.
   void start();
   void stop();
+  // Record nothing more, from whatever thread; the threads that are observed
+  // may be observed by another recorder from now on.
+  void abandon() {
+    is_abandoned_ = true;
+    pause();
+  }
 
   // ---- what the caller knows and the dispatcher does not ----
   LayerId add_layer(std::string name);
@@ -132,6 +138,18 @@ class Recorder final : public c10::DebugInfoBase,
   // The trace so far, finished. The recorder must be stopped.
   Trace finish();
 
+  // ---- a step that runs under replay: recorded as if it were plain ----
+  // Note [A replayed step, recorded]
+  // Replay drops saved tensors, holds others for longer than the program
+  // would, and calls ops again. None of that is in the trace: ops of a tape go
+  // unobserved, what a save gives back is bound to what was saved, and a
+  // storage that the program let go of in forward ends with its last save.
+  // Where replay held a storage all the way to its last save, nobody can tell
+  // when the program let go of it: that is left open (see StepSchedule).
+  void set_replayed();
+  // Whether it observes this thread.
+  bool observes_here() const;
+
  private:
   struct OpContext;
   struct Watched {
@@ -144,6 +162,7 @@ class Recorder final : public c10::DebugInfoBase,
     std::uint32_t saves = 0;     // pending
     std::size_t references = 0;  // of those saves, to its StorageImpl
     OpId last_needed;            // see TraceBuilder::free
+    OpId released;               // the op after which the last save ended
   };
 
   Recorder(c10::Device device, IsFake is_fake, bool fake_run);
@@ -192,7 +211,9 @@ class Recorder final : public c10::DebugInfoBase,
   std::mutex mutex_;
   TraceBuilder builder_;
   std::atomic<int> paused_{0};
+  std::atomic<bool> is_abandoned_{false};
   bool finished_ = false;
+  bool replayed_ = false;
   std::string failure_;  // what ended the recording; empty: nothing did
   std::optional<at::CallbackHandle> handle_;
 
@@ -215,6 +236,25 @@ class Recorder final : public c10::DebugInfoBase,
   std::thread::id forward_thread_;
   // The ops that are being recomputed: those that are still to come.
   std::optional<IdRange> recomputed_;
+};
+
+// A save as the recorder knows it, for as long as autograd has it.
+class RecordedSave final {
+ public:
+  // `hold`: as for Recorder::save().
+  RecordedSave(std::shared_ptr<Recorder> recorder, const at::Tensor& tensor,
+               bool hold);
+  ~RecordedSave();
+  RecordedSave(const RecordedSave&) = delete;
+  RecordedSave& operator=(const RecordedSave&) = delete;
+
+  // Undefined if it is not held.
+  const at::Tensor& tensor() const { return saved_.tensor; }
+  void bind(const at::Tensor& tensor) const;
+
+ private:
+  std::shared_ptr<Recorder> recorder_;
+  Recorder::Saved saved_;
 };
 
 }  // namespace memscale

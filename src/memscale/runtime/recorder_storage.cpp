@@ -117,9 +117,11 @@ void Recorder::find_dead() {
 
 void Recorder::maybe_free(StorageId storage) {
   const Holders& held = holders(storage);
-  if (held.impls == 0 && held.saves == 0) {
-    builder_.free(storage, held.last_needed);
-  }
+  if (held.impls > 0 || held.saves > 0) return;
+  // It ended with its last save: Note [A replayed step, recorded].
+  const bool is_open = replayed_ && held.released.valid() &&
+                       held.released == builder_.last_op();
+  builder_.free(storage, held.last_needed, !is_open);
 }
 
 // Note [Gradients that add up]
@@ -203,8 +205,28 @@ void Recorder::bind_saved(std::size_t save, const at::Tensor& tensor) {
   if (storage.valid()) bind(tensor, storage);
 }
 
+RecordedSave::RecordedSave(std::shared_ptr<Recorder> recorder,
+                           const at::Tensor& tensor, bool hold)
+    : recorder_(std::move(recorder)), saved_(recorder_->save(tensor, hold)) {}
+
+RecordedSave::~RecordedSave() {
+  saved_.tensor = at::Tensor();
+  recorder_->release(saved_.save, saved_.references);
+}
+
+void RecordedSave::bind(const at::Tensor& tensor) const {
+  recorder_->bind_saved(saved_.save, tensor);
+}
+
 void Recorder::unpin(StorageId storage) {
   if (--holders(storage).saves > 0) return;
+  if (replayed_) {
+    holders(storage).released = builder_.last_op();
+    // A tape may hold what it made again for longer.
+    if (builder_.trace().at(storage).let_go.valid()) {
+      return builder_.free(storage, {});
+    }
+  }
   const auto parked = parked_.find(storage);
   if (parked == parked_.end()) return maybe_free(storage);
   for (Watched& entry : parked->second) watched_.push_back(std::move(entry));

@@ -30,7 +30,11 @@ struct Replay::Call {
   explicit Call(std::shared_ptr<Replay> of)
       : replay(std::move(of)),
         settings(replay->settings()),
-        layers(*settings.layers, claims) {}
+        layers(*settings.layers, claims) {
+    if (settings.recorder != nullptr && settings.recorder->observes_here()) {
+      recorder = settings.recorder;
+    }
+  }
 
   // The tape of the innermost layer; null if that keeps everything.
   TensorTape* open_tape();
@@ -39,6 +43,7 @@ struct Replay::Call {
 
   const std::shared_ptr<Replay> replay;
   const Replay::Settings settings;
+  std::shared_ptr<Recorder> recorder;  // null: nobody records this call
   ModelCall<TensorTape> layers;
   int leaf_depth = 0;
   bool is_in_mode = false;  // the op that runs is under a dispatch mode
@@ -87,7 +92,7 @@ Replay::Replay(c10::Device device, std::vector<TapeRules> layers)
       timer_(device),
       settings_{
           std::make_shared<const std::vector<TapeRules>>(std::move(layers)),
-          nullptr},
+          nullptr, nullptr},
       stats_(std::make_shared<ReplayStats>()) {}
 
 Replay::~Replay() = default;
@@ -107,6 +112,11 @@ void Replay::time_ops(std::shared_ptr<OpTimes> times) {
   settings_.times = std::move(times);
 }
 
+void Replay::record(std::shared_ptr<Recorder> recorder) {
+  const std::lock_guard lock(mutex_);
+  settings_.recorder = std::move(recorder);
+}
+
 Replay::Settings Replay::settings() const {
   const std::lock_guard lock(mutex_);
   return settings_;
@@ -120,6 +130,9 @@ bool Replay::enter() {
   claims.forget_some();
   is_resting = false;
   current_call = std::make_unique<Call>(shared_from_this());
+  if (current_call->recorder != nullptr) {
+    current_call->recorder->enter_layer(LayerId(0));
+  }
   if (!find_observer(&Replay::on_start)) {
     at::addThreadLocalCallback(
         at::RecordFunctionCallback(&Replay::on_start, &Replay::on_end)
@@ -139,6 +152,10 @@ void Replay::leave(const std::vector<at::Tensor>& outputs) {
     }
   }
   current_call->layers.leave(returned);
+  if (Recorder* const recorder = current_call->recorder.get()) {
+    for (const at::Tensor& output : outputs) recorder->set_returned(output);
+    recorder->leave_layer();
+  }
   timer_.add_call(std::move(current_call->timed), current_call->settings.times);
   current_call.reset();
   if (!claims.forget_some()) stop_observing(&Replay::on_start);
@@ -157,10 +174,14 @@ bool Replay::is_entered() const {
 void Replay::enter_layer(std::size_t layer) {
   if (!is_entered()) return;
   current_call->layers.enter_layer(layer);
+  if (current_call->recorder != nullptr) {
+    current_call->recorder->enter_layer(LayerId(layer));
+  }
 }
 
 void Replay::leave_layer() {
-  if (is_entered()) current_call->layers.leave_layer();
+  if (!is_entered() || !current_call->layers.leave_layer()) return;
+  if (current_call->recorder != nullptr) current_call->recorder->leave_layer();
 }
 
 void Replay::before_resize(const StoragePtr& storage) {
@@ -174,6 +195,9 @@ void Replay::before_resize(const StoragePtr& storage) {
 
 std::shared_ptr<SavedTensor> Replay::pack(const at::Tensor& tensor) {
   auto save = std::make_shared<SavedTensor>(tensor);
+  if (is_entered() && current_call->recorder != nullptr) {
+    save->record(current_call->recorder);
+  }
   if (!is_entered() || !is_plain(*tensor.unsafeGetTensorImpl())) {
     ++stats_->saves_kept;
     return save;

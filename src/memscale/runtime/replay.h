@@ -11,6 +11,7 @@
 #include "memscale/core/op_times.h"
 #include "memscale/runtime/leaf_ops.h"
 #include "memscale/runtime/op_timer.h"
+#include "memscale/runtime/recorder.h"
 #include "memscale/runtime/replay_stats.h"
 #include "memscale/runtime/saved_tensor.h"
 #include "memscale/runtime/tensor_tape.h"
@@ -38,6 +39,10 @@ class Replay final : public std::enable_shared_from_this<Replay> {
   // From the next call on, add how long its ops take to `times`; null: don't.
   // Waits for calls that were timed.
   void time_ops(std::shared_ptr<OpTimes> times);
+
+  // From the next call of this thread on, the recorder is told of layers, saves
+  // and results; null: nobody is. See Note [A replayed step, recorded].
+  void record(std::shared_ptr<Recorder> recorder);
 
   // False: this call is left alone (nothing to differentiate, or the thread is
   // in a call of a model already). Then leave() must not be called either.
@@ -82,6 +87,7 @@ class Replay final : public std::enable_shared_from_this<Replay> {
   struct Settings {
     Layers layers;
     std::shared_ptr<OpTimes> times;
+    std::shared_ptr<Recorder> recorder;
   };
   Settings settings() const;
 

@@ -37,6 +37,10 @@ SavedTensor::~SavedTensor() {
   if (tape_ != nullptr) tape_->release(state_);
 }
 
+void SavedTensor::record(const std::shared_ptr<Recorder>& recorder) {
+  recorded_ = std::make_unique<RecordedSave>(recorder, kept_, /*hold=*/false);
+}
+
 void SavedTensor::drop(std::shared_ptr<TensorTape> tape, StateId state) {
   geometry_.emplace(*kept_.unsafeGetTensorImpl());
   tape_ = std::move(tape);
@@ -59,7 +63,9 @@ at::Tensor SavedTensor::unpack() const {
     throw_modified(what, maker, counter_.current_version(), version_);
   }
   if (kept_.defined()) return kept_;
-  return tape_->materialise(state_, *geometry_);
+  at::Tensor tensor = tape_->materialise(state_, *geometry_);
+  if (recorded_ != nullptr) recorded_->bind(tensor);
+  return tensor;
 }
 
 bool is_changed_in_backward(const at::Tensor& parameter) {

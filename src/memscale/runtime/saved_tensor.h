@@ -10,6 +10,7 @@
 
 #include "memscale/core/tape/tape_bytes.h"
 #include "memscale/runtime/geometry.h"
+#include "memscale/runtime/recorder.h"
 
 namespace memscale {
 
@@ -29,6 +30,9 @@ class SavedTensor final {
   // From now on the tape's; called once, by the tape.
   void drop(std::shared_ptr<TensorTape> tape, StateId state);
 
+  // A recorder is told of this save: Note [A replayed step, recorded].
+  void record(const std::shared_ptr<Recorder>& recorder);
+
   const at::Tensor& kept() const { return kept_; }        // undefined: dropped
   const TensorTape* tape() const { return tape_.get(); }  // null: kept
 
@@ -40,6 +44,7 @@ class SavedTensor final {
   std::shared_ptr<TensorTape> tape_;
   StateId state_ = 0;
   std::optional<Geometry> geometry_;
+  std::unique_ptr<const RecordedSave> recorded_;  // null: nobody records
   // Torch does not check versions of tensors that hooks have packed.
   c10::VariableVersion counter_;
   std::uint32_t version_ = 0;

@@ -226,12 +226,13 @@ void TensorTape::begin_op(const OpInfo& info,
     }
   }
   viewed_.clear();
-  if (info.is_view && use.why == Why::Replayed && tape->follows_keep_set()) {
+  if (info.is_view && tape->follows_keep_set()) {
     for_each_use(
         info, inputs, false,
         [&](const at::Tensor& tensor, std::size_t, std::int32_t, Access) {
-          viewed_.emplace_back(storage_of(tensor),
-                               Geometry(*tensor.unsafeGetTensorImpl()));
+          const c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
+          if (!is_plain(impl)) return;
+          viewed_.emplace_back(storage_of(tensor), Geometry(impl));
         });
   }
   bytes_.set_maker(nullptr);

@@ -494,7 +494,10 @@ class Walk final {
         }
         return;
       case Kind::LeaveLayer:
-        if (--depth_ > 0) return call_->leave_layer();
+        if (--depth_ > 0) {
+          call_->leave_layer();
+          return;
+        }
         call_->leave({});
         call_.reset();
         return;

@@ -17,12 +17,18 @@ namespace {
 
 using Sizes = std::vector<std::int64_t>;
 
-template <typename T>
-T one_of(std::vector<T> values) {
-  return values[*rc::gen::inRange<std::size_t>(0, values.size())];
+// Evenly, from the first test on.
+std::size_t below(std::size_t end) {
+  return *rc::gen::resize(rc::kNominalSize,
+                          rc::gen::inRange<std::size_t>(0, end));
 }
 
-bool maybe(int percent) { return *rc::gen::inRange(0, 100) < percent; }
+template <typename T>
+T one_of(std::vector<T> values) {
+  return values[below(values.size())];
+}
+
+bool maybe(std::size_t percent) { return below(100) < percent; }
 
 // Writes, views, draws, ops that cannot be repeated, custom Functions, several
 // layers and several calls of them, tensors that die early. No write into what
@@ -34,13 +40,12 @@ class AnyProgram final {
     alive_.push_back(program_.batch({64, 16}));
     alive_.push_back(program_.parameter({256, 64}));
     residents_ = {alive_[0].storage, alive_[1].storage};
-    const auto length = *rc::gen::inRange<std::size_t>(2, 30);
+    const std::size_t length = 2 + below(30);
     call();
     for (std::size_t i = 0; i < length; ++i) act();
     std::vector<std::size_t> swaps;
     if (maybe(50)) {
-      swaps = *rc::gen::container<std::vector<std::size_t>>(
-          4, rc::gen::inRange<std::size_t>(0, 8));
+      for (int i = 0; i < 4; ++i) swaps.push_back(below(8));
     }
     for (const Value& value : std::vector<Value>(alive_)) {
       if (maybe(80)) let_go(value);
@@ -52,7 +57,7 @@ class AnyProgram final {
   Value any() { return one_of(alive_); }
 
   void act() {
-    switch (*rc::gen::inRange(0, 12)) {
+    switch (below(12)) {
       case 0:
       case 1:
         return write();
@@ -217,7 +222,7 @@ TEST(TapeProperty, AnOpThatRaisesLeavesNothing) {
     const Trace plain = AnyProgram().make();
     const auto num_forward = static_cast<std::size_t>(
         std::ranges::count(plain.ops, Phase::Forward, &Op::phase));
-    const OpId raises(*rc::gen::inRange<std::size_t>(0, num_forward));
+    const OpId raises(below(num_forward));
     const CountedStep step =
         counted_step(plain, any_rules(plain), maybe(50), {.raises = raises});
     for (const std::string& fault : step.faults) RC_LOG(fault + "\n");

@@ -29,10 +29,12 @@ class ModelCall final {
     layers_.push_back(layer);
     change_layer();
   }
-  void leave_layer() {
-    if (layers_.size() == 1) return;
+  // False: there is none to leave.
+  bool leave_layer() {
+    if (layers_.size() == 1) return false;
     layers_.pop_back();
     change_layer();
+    return true;
   }
 
   // The tape of the innermost layer, opened by make(rules) if need be; null if

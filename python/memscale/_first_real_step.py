@@ -1,0 +1,170 @@
+"""A plan's trace from the first real step, for models that cannot be traced before it.
+
+Values decide what such a model does, or its objects cannot be copied. So its own first
+training step is recorded while it runs: forward, the loss in the user's loop, backward,
+until the optimizer steps. Nothing is run twice. Meanwhile every layer keeps only its
+inputs, because nobody knows yet whether more would fit; the trace is that of the plain
+step all the same (Note [A replayed step, recorded] in runtime/recorder.h).
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
+
+from memscale._C import Recorder
+from memscale._optimizer_step import OptimizerLike, describe_optimizer
+from memscale._optimizer_steps import stop_watching, watch
+from memscale._recorded import add_residents
+from memscale._use_cache import Caches
+from memscale.eight_bit import holds_parameters
+from memscale.estimator import Estimate, find_target
+from memscale.inputs import Call, DescribedCall
+from memscale.layers import find_layers
+from memscale.recording import finish_recording
+from memscale.replay import Replay
+from memscale.tracing import TracedStep
+
+__all__ = ["FirstRealStep"]
+
+# A step may end without a backward: an exception, a forward for its own sake.
+_MAX_ATTEMPTS = 3
+
+
+class FirstRealStep:
+    """Records one training step of a wrapped model. ``estimate`` is set at its end.
+
+    ``begin`` and ``end`` belong to the thread that trains. A step that another
+    thread ends, or that calls the model again before its backward, is dropped.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        replay: Replay,
+        caches: Caches,
+        find_optimizer: weakref.WeakMethod[Callable[[], OptimizerLike]],
+    ) -> None:
+        self.estimate: Estimate | None = None
+        self.failure = "no backward followed its first calls"
+        self._model = weakref.ref(model)
+        self._find_optimizer = find_optimizer
+        self._replay = replay
+        self._caches = caches
+        self._num_attempts = 0
+        self._recorder: Recorder | None = None
+        self._call = DescribedCall("")
+        self._thread = 0
+        self._end_if_dropped: weakref.finalize[Any, Any] | None = None
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether it is not worth another try."""
+        return self._num_attempts >= _MAX_ATTEMPTS
+
+    def begin(self, call: Call) -> None:
+        """The model is about to be called, by this thread."""
+        self._num_attempts += 1
+        try:
+            self._begin(call)
+        except Exception as error:  # the user's step goes on without it
+            self._stop()
+            self._give_up(str(error))
+
+    def _begin(self, call: Call) -> None:
+        model = self._model()
+        assert model is not None
+        self._thread = threading.get_ident()
+        self._call = DescribedCall(str(call), "the first batch")
+        device, _ = find_target(model, None)
+        recorder = Recorder(device, FakeTensor, fake_run=False)
+        recorder.set_replayed()
+        add_residents(model, find_layers(model), recorder)
+        for tensor in call.tensors():
+            recorder.add_resident(tensor, "inputs")
+        recorder.start()
+        self._recorder = recorder
+        self._replay.record(recorder)
+        self._caches.recorder = recorder
+        self._end_if_dropped = weakref.finalize(self, _end, recorder, self._thread)
+        self._end_if_dropped.atexit = False
+        watch(self)
+
+    def evaluates(self) -> None:
+        """The model is called without gradients: a step that went backward is over."""
+        if self._recorder is not None and self._recorder.phase != "forward":
+            self.end()
+
+    def end(self) -> None:
+        """The step is over."""
+        stop_watching(self)
+        self._finish()
+
+    def cancel(self) -> None:
+        """Drop what was recorded so far."""
+        stop_watching(self)
+        self._stop()
+
+    def before_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """An optimizer is about to step. See memscale._optimizer_steps."""
+        model = self._model()
+        if self._recorder is None or model is None:
+            return
+        if holds_parameters(optimizer, model):
+            self._finish()
+
+    def _finish(self) -> None:
+        recorder = self._stop()
+        model, find_optimizer = self._model(), self._find_optimizer()
+        if recorder is None or model is None or find_optimizer is None:
+            return
+        if recorder.phase == "forward":
+            return
+        try:
+            device, name = find_target(model, None)
+            optimizer = find_optimizer()
+            trace = finish_recording(recorder, model, device, optimizer)
+            step = TracedStep(trace, device, "computed in your loop", "recorded")
+            self.estimate = Estimate(
+                step, self._call, describe_optimizer(optimizer), name
+            )
+        except Exception as error:  # the user's step goes on, whatever is wrong here
+            self._give_up(str(error))
+
+    def _stop(self) -> Recorder | None:
+        recorder, self._recorder = self._recorder, None
+        if recorder is None:
+            return None
+        self._replay.record(None)
+        self._caches.recorder = None
+        if self._end_if_dropped is not None:
+            self._end_if_dropped.detach()
+        if _end(recorder, self._thread):
+            return recorder
+        self._give_up(
+            "its first step was ended by another thread than began it, or inside of "
+            "a profiler that began after it"
+        )
+        return None
+
+    def _give_up(self, why: str) -> None:
+        self._num_attempts = _MAX_ATTEMPTS
+        self.failure = why
+
+
+def _end(recorder: Recorder, thread: int) -> bool:
+    """Stop recording; False if that cannot be done here, and it is abandoned."""
+    try:
+        if threading.get_ident() == thread:
+            recorder.stop()
+            return True
+    except RuntimeError:  # a profiler began meanwhile, and has not ended
+        pass
+    recorder.abandon()
+    return False
