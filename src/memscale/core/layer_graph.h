@@ -71,10 +71,10 @@ struct GraphRules {
 // `run`: the forward ops of one call, in order; `nanoseconds`: of each. Throws
 // PlanError if the two differ in length, TraceError if an id points nowhere.
 //
-// What can be called again is decided as a tape decides it (core/tape/op_use.h).
-// Where a trace does not tell (memory that is not torch's own), ops are taken
-// for repeatable, which is right almost always and correct in any case: the tape
-// keeps what it cannot replay.
+// What can be called again is decided as a tape decides it
+// (core/tape/op_use.h). Where a trace does not tell (memory that is not torch's
+// own), ops are taken for repeatable, which is right almost always and correct
+// in any case: the tape keeps what it cannot replay.
 LayerGraph layer_graph(const Trace& trace, std::span<const OpId> run,
                        std::span<const std::int64_t> nanoseconds,
                        const GraphRules& rules);

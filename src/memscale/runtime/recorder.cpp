@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "memscale/base/error.h"
-#include "memscale/core/op_facts.h"
+#include "memscale/core/ops/op_facts.h"
 #include "memscale/runtime/call_facts.h"
 #include "memscale/runtime/memory_tracker.h"
 #include "memscale/runtime/saved_tensor.h"

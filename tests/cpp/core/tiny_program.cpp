@@ -4,7 +4,6 @@
 #include <numeric>
 #include <utility>
 
-#include "memscale/core/op_cost.h"
 #include "memscale/core/tape/op_use.h"
 
 namespace memscale {
@@ -17,7 +16,7 @@ Value dense(StorageId storage, std::vector<std::int64_t> sizes) {
     strides[i] = std::exchange(stride, stride * sizes[i]);
   }
   return {.storage = storage,
-          .dtype = "float32",
+          .dtype = Dtype::Float32,
           .sizes = std::move(sizes),
           .strides = std::move(strides)};
 }

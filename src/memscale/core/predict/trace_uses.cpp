@@ -2,15 +2,15 @@
 
 #include <optional>
 
-#include "memscale/core/op_cost.h"
+#include "memscale/base/dtype.h"
 
 namespace memscale {
 namespace {
 
-std::uint8_t float_bytes(std::string_view dtype) {
-  const bool is_float = dtype == "float16" || dtype == "bfloat16" ||
-                        dtype == "float32" || dtype == "float64";
-  return is_float ? static_cast<std::uint8_t>(itemsize_of(dtype)) : 0;
+std::uint8_t float_bytes(Dtype dtype) {
+  const std::int64_t bytes = itemsize_of(dtype);
+  const bool is_wide = kind_of(dtype) == DtypeKind::Floating && bytes > 1;
+  return is_wide ? static_cast<std::uint8_t>(bytes) : 0;
 }
 
 }  // namespace
