@@ -17,10 +17,10 @@
 #include "memscale/bindings/save_object.h"
 #include "memscale/core/op_times.h"
 #include "memscale/core/replay_rules.h"
+#include "memscale/core/tape/locked_tape.h"
 #include "memscale/runtime/kernel_flags.h"
 #include "memscale/runtime/op_timer.h"
 #include "memscale/runtime/replay.h"
-#include "memscale/runtime/tape_lock.h"
 
 namespace py = pybind11;
 

@@ -5,6 +5,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <vector>
 
 #include "memscale/base/enum_names.h"
@@ -77,6 +78,29 @@ void bind_entries(py::module_& m) {
       .def_property_readonly(
           "in_function",
           [](const Entry<Op>& e) { return e.entry->in_function; })
+      .def_property_readonly(
+          "accesses",
+          [](const Entry<Op>& e) {
+            std::vector<std::string_view> names;
+            for (std::size_t i = 0; i < e.entry->inputs.size(); ++i) {
+              names.push_back(to_string(e.entry->use(i).access));
+            }
+            return names;
+          })
+      .def_property_readonly("from_leaves",
+                             [](const Entry<Op>& e) {
+                               std::vector<bool> leaves;
+                               for (std::size_t i = 0;
+                                    i < e.entry->inputs.size(); ++i) {
+                                 leaves.push_back(e.entry->use(i).is_leaf);
+                               }
+                               return leaves;
+                             })
+      .def_property_readonly(
+          "aliases", [](const Entry<Op>& e) { return e.entry->aliases; })
+      .def_property_readonly(
+          "accumulates",
+          [](const Entry<Op>& e) { return e.entry->accumulates; })
       .def_property_readonly("flops",
                              [](const Entry<Op>& e) { return e.entry->flops; })
       .def_property_readonly("moved",
@@ -135,6 +159,18 @@ void bind_trace(py::module_& m) {
       .def("__getitem__", &op_at, py::keep_alive<0, 1>())
       .def_property_readonly("num_saves",
                              [](const Trace& t) { return t.saves.size(); })
+      .def_property_readonly(
+          "events",
+          [](const Trace& t) {
+            std::vector<std::tuple<std::string_view, std::size_t,
+                                   std::optional<std::string>>>
+                events;
+            for (const Event& event : t.events) {
+              events.emplace_back(to_string(event.kind), event.op,
+                                  layer_name(t, event.layer));
+            }
+            return events;
+          })
       .def_readonly("saves_known", &Trace::saves_known)
       .def_readonly("notes", &Trace::notes)
       .def_property_readonly("layers", [](const Trace& t) {

@@ -9,6 +9,7 @@
 #include "memscale/base/error.h"
 #include "memscale/core/ops/op_cost.h"
 #include "memscale/core/replay_rules.h"
+#include "memscale/core/tape/op_use.h"
 #include "memscale/core/wide.h"
 
 namespace memscale {
@@ -18,19 +19,6 @@ constexpr auto kMaxSum = static_cast<std::int64_t>(power_of_two(50));
 
 constexpr std::array kPackedTypes = {Dtype::Float16, Dtype::BFloat16,
                                      Dtype::Float32, Dtype::Float64};
-
-// Whether each of the storage's elements is the value's, once.
-bool covers(const Value& value, Bytes storage) {
-  if (value.offset != 0 || value.strides.size() != value.sizes.size()) {
-    return false;
-  }
-  std::int64_t last = 0;
-  for (std::size_t i = 0; i < value.sizes.size(); ++i) {
-    last += (value.sizes[i] - 1) * value.strides[i];
-  }
-  return last + 1 == value.numel() &&
-         Bytes(value.numel() * itemsize_of(value.dtype)) == storage;
-}
 
 // There before the step and after it, whoever reads it.
 bool is_leaf(const Storage& storage) {
@@ -135,30 +123,36 @@ std::vector<Builder::Write> Builder::writes_of(const Op& op,
         continue;
       }
       const Bytes bytes = trace_.at(old.storage).bytes;
-      writes.push_back(
-          {old.storage, output, !(known.overwrites && covers(old, bytes))});
+      const bool is_all =
+          known.overwrites && covers(old.sizes, old.strides, old.offset,
+                                     itemsize_of(old.dtype), bytes.count());
+      writes.push_back({old.storage, output, !is_all});
       break;
     }
   }
   return writes;
 }
 
-// As Tape::why_not and Tape::end_op see it.
+// As Tape::end_op sees it.
 bool Builder::can_replay(const Op& op, const ReplayRules& known,
                          const std::vector<Write>& writes) const {
-  if (op.in_function || op.may_write || !known.never.empty() ||
-      known.is_factory ||
-      why_not_on({.on_cuda = rules_.on_cuda, .benchmarks = rules_.benchmarks},
-                 known, is_transposed_convolution(trace_, op)) != nullptr) {
-    return false;
-  }
   const bool all_known = std::ranges::all_of(op.inputs, [&](ValueId input) {
     return trace_.at(input).storage.valid();
   });
+  const CallFacts facts{.in_function = op.in_function,
+                        .all_plain = all_known,
+                        .accumulates = op.accumulates,
+                        .transposed = op.transposed,
+                        .not_waited_for = op.not_waited_for};
+  const ReplayTarget target{.on_cuda = rules_.on_cuda,
+                            .benchmarks = rules_.benchmarks};
+  if (op.may_write || why_not(known, facts, target) != Why::Replayed) {
+    return false;
+  }
   // A keep set has one name for all that an op writes; and what is written
   // without being returned is not known.
   const bool hidden = op.mutates && writes.empty() && !known.updates_statistics;
-  if (!all_known || hidden || writes.size() > 1) return false;
+  if (hidden || writes.size() > 1) return false;
   // An old state that nobody can make again is gone.
   return std::ranges::all_of(writes, [&](const Write& write) {
     if (!write.reads) return true;
@@ -207,7 +201,7 @@ void Builder::add_op(OpId id, std::int64_t nanoseconds) {
   if (replays && rules_.on_cpu) pack(index, op, known, writes);
 }
 
-// See runtime/tape_packed.cpp.
+// See Tape::keep_packed.
 void Builder::pack(std::size_t op, const Op& traced, const ReplayRules& known,
                    const std::vector<Write>& writes) {
   if (known.draws_bits && writes.size() == 1 && !writes[0].reads &&

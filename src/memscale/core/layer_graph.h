@@ -13,7 +13,7 @@
 #include "memscale/core/trace.h"
 
 // One call of one layer's forward as replay sees it: states of storages, and
-// the ops that make them. See Note [States of storages] in runtime/tape.h.
+// the ops that make them. See Note [States of storages] in core/tape/tape.h.
 
 namespace memscale {
 
@@ -71,11 +71,10 @@ struct GraphRules {
 // `run`: the forward ops of one call, in order; `nanoseconds`: of each. Throws
 // PlanError if the two differ in length, TraceError if an id points nowhere.
 //
-// Mirrors what the tape decides, as far as a trace tells. Where it does not
-// (memory that is not torch's own, a transposed convolution that changes
-// neither channels nor sizes), ops are taken for unrepeatable or repeatable as
-// is right almost always; both are correct, as the tape keeps what it cannot
-// replay.
+// What can be called again is decided as a tape decides it
+// (core/tape/op_use.h). Where a trace does not tell (memory that is not torch's
+// own), ops are taken for repeatable, which is right almost always and correct
+// in any case: the tape keeps what it cannot replay.
 LayerGraph layer_graph(const Trace& trace, std::span<const OpId> run,
                        std::span<const std::int64_t> nanoseconds,
                        const GraphRules& rules);

@@ -148,6 +148,16 @@ Section append(TraceBuilder& builder, const Section& model,
     std::ranges::transform(op.outputs, op.outputs.begin(), value);
     trace.ops.push_back(std::move(op));
   }
+  copy.events.begin = trace.events.size();
+  for (std::size_t i = model.events.begin; i < model.events.end; ++i) {
+    Event event = trace.events[i];
+    event.op = event.op - model.ops.begin + copy.ops.begin;
+    event.layer = to.layer;
+    std::ranges::transform(event.values, event.values.begin(), value);
+    trace.events.push_back(std::move(event));
+  }
+  copy.events.end = trace.events.size();
+  (backward ? *to.backward : to.forward) = copy;
   for (std::size_t i = model.saves.begin; i < model.saves.end; ++i) {
     const OpId op = trace.saves[i].op;
     trace.saves.push_back(
@@ -178,7 +188,7 @@ class Comparison {
       const Op& x = trace_.ops[a.ops.begin + i];
       const Op& y = trace_.ops[b.ops.begin + i];
       if (x.name != y.name || !same(x.inputs, y.inputs) ||
-          !same(x.outputs, y.outputs)) {
+          !same(x.outputs, y.outputs) || x.uses != y.uses) {
         return str("op ", a.ops.begin + i, " (", x.name, ") against op ",
                    b.ops.begin + i, " (", y.name, ")");
       }

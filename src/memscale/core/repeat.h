@@ -35,6 +35,7 @@ struct Section {
   IdRange ops;
   IdRange storages;
   IdRange saves;
+  IdRange events{};
 };
 
 struct LayerCall {

@@ -1,21 +1,22 @@
 #include "memscale/core/replayed_step.h"
 
 #include <algorithm>
+#include <memory>
 #include <optional>
-#include <string_view>
-#include <unordered_map>
 #include <utility>
 
 #include "memscale/base/error.h"
-#include "memscale/core/predicted_call.h"
-#include "memscale/core/predicted_tape.h"
+#include "memscale/core/predict/storage_holders.h"
+#include "memscale/core/predict/trace_tape.h"
+#include "memscale/core/predict/trace_uses.h"
 #include "memscale/core/step_schedule.h"
-#include "memscale/core/storage_holders.h"
+#include "memscale/core/tape/model_call.h"
 
 namespace memscale {
 namespace {
 
-// A training step under replay, op by op: runtime/replay.h.
+// A training step under replay, op by op: what runtime/replay.h does with
+// tensors.
 class Prediction final {
  public:
   Prediction(const Trace& plain, std::span<const TapeRules> layers, bool on_cpu,
@@ -30,12 +31,20 @@ class Prediction final {
     StorageId storage;
   };
 
-  void find_rules();
   void find_holders();
   void hold(std::size_t save);
   bool is_forward(std::size_t op) const {
     return plain_.ops[op].phase == Phase::Forward;
   }
+
+  // Events that come before this op.
+  void tell_events(std::size_t op);
+  void tell(const Event& event);
+  void enter_layer(const Event& event);
+  void leave_layer();
+  void run_forward(std::size_t op);
+  TraceTape* open_tape();
+  void decide(std::size_t save);
 
   void ask(std::size_t op);
   void append(std::size_t op);
@@ -45,6 +54,7 @@ class Prediction final {
   void count_replayed(std::size_t first);
   void finish_storages();
   void finish_saves();
+  void finish_events();
   void sum_held(const Trace& trace, OpId first_backward,
                 Bytes LayerReplay::* held);
 
@@ -54,10 +64,20 @@ class Prediction final {
   Trace& trace_;
   StorageHolders holders_;
   PredictedStep predicted_;
-  PredictedCall call_;
-  std::unordered_map<std::string_view, ReplayRules> rules_;
+  TraceUses uses_;
+  const std::vector<TapeRules> rules_;  // by layer
+  std::vector<std::shared_ptr<TraceTape>> tapes_;
+  Claims<TraceTape> claims_;
+  std::optional<ModelCall<TraceTape>> call_;
+  // Of the layers that were entered: what leaving them ends.
+  struct Entered {
+    bool began_call;
+    bool is_layer_of_call;
+  };
+  std::vector<Entered> entered_;
+  std::size_t next_event_ = 0;
   std::vector<OpId> moved_;  // by op of the plain step: the same op
-  std::vector<StorageId> returned_;
+  std::vector<StorageKey> returned_;
   std::vector<Stand> stands_;
 };
 
@@ -85,33 +105,21 @@ Prediction::Prediction(const Trace& plain, std::span<const TapeRules> layers,
       predicted_{.plain = plain,
                  .trace = trace_,
                  .holders = holders_,
-                 .on_cpu = on_cpu,
-                 .target = target,
-                 .rules = {},
                  .versions = std::vector<std::uint32_t>(plain.storages.size()),
-                 .has_history = std::vector<bool>(plain.storages.size()),
-                 .lineages = std::vector<Lineage>(plain.saves.size())},
-      call_(layers, schedule_, predicted_),
+                 .lineages = std::vector<Lineage>(plain.saves.size()),
+                 .ended = std::vector<bool>(plain.saves.size())},
+      uses_(plain, on_cpu, target),
+      rules_(layers.begin(), layers.end()),
       moved_(plain.ops.size()) {
-  find_rules();
   find_holders();
-}
-
-void Prediction::find_rules() {
-  predicted_.rules.resize(plain_.ops.size());
-  for (std::size_t i = 0; i < plain_.ops.size(); ++i) {
-    if (!is_forward(i)) continue;
-    const Op& op = plain_.ops[i];
-    auto [entry, is_new] = rules_.try_emplace(op.name);
-    if (is_new) entry->second = find_replay_rules(op.name);
-    predicted_.rules[i] = &entry->second;
-  }
 }
 
 // The program holds all that the step makes, until it lets go.
 void Prediction::find_holders() {
   for (std::size_t i = 0; i < plain_.storages.size(); ++i) {
-    if (plain_.storages[i].returned) returned_.emplace_back(i);
+    if (plain_.storages[i].returned) {
+      returned_.push_back(TraceUses::key(StorageId(i)));
+    }
     if (plain_.storages[i].born.valid()) holders_.hold(StorageId(i));
   }
   for (std::size_t i = 0; i < plain_.saves.size(); ++i) {
@@ -128,11 +136,11 @@ ReplayedStep Prediction::run() && {
   std::optional<OpId> first_backward;
   for (std::size_t i = 0; i < plain_.ops.size(); ++i) {
     if (!is_forward(i) && !first_backward) first_backward = OpId(i);
-    if (is_forward(i)) call_.enter(plain_.ops[i].layer);
+    if (i == 0) tell_events(0);
     ask(i);
     append(i);
     if (is_forward(i)) {
-      call_.run(OpId(i));
+      run_forward(i);
     } else {
       for (const std::size_t save : schedule_.saves[i]) hold(save);
     }
@@ -140,6 +148,7 @@ ReplayedStep Prediction::run() && {
   }
   finish_storages();
   finish_saves();
+  finish_events();
   const OpId begin = first_backward.value_or(OpId());
   sum_held(plain_, begin, &LayerReplay::held_plain);
   sum_held(trace_, begin, &LayerReplay::held);
@@ -148,6 +157,106 @@ ReplayedStep Prediction::run() && {
   }
   trace_.check();
   return std::move(step_);
+}
+
+void Prediction::tell_events(std::size_t op) {
+  const auto& events = plain_.events;
+  while (next_event_ < events.size() && events[next_event_].op <= op) {
+    tell(events[next_event_++]);
+  }
+}
+
+// A custom Function may write what it is given: whoever needs the old bytes
+// copies them, and afterwards they are new states.
+void Prediction::tell(const Event& event) {
+  using Kind = Event::Kind;
+  if (event.kind == Kind::EnterLayer) return enter_layer(event);
+  if (event.kind == Kind::LeaveLayer) return leave_layer();
+  const auto tensors = uses_.values(event.values);
+  TraceTape* const tape = call_ ? call_->tape() : nullptr;
+  if (event.kind == Kind::EnterFunction) {
+    for (const TensorUse& tensor : tensors)
+      claims_.before_write(tensor.storage);
+    if (tape != nullptr) tape->tape().begin_function(tensors);
+    return;
+  }
+  for (const TensorUse& tensor : tensors) {
+    ++predicted_.versions[TraceUses::storage(tensor.storage).index()];
+  }
+  if (tape != nullptr) tape->tape().end_function(tensors);
+}
+
+// Whatever layer is entered first is where the call begins, if there is
+// something to differentiate.
+void Prediction::enter_layer(const Event& event) {
+  const bool begins = !call_ && !event.no_grad;
+  if (begins) call_.emplace(rules_, claims_);
+  const bool is_inside = call_.has_value() && event.layer.index() > 0;
+  if (is_inside) call_->enter_layer(event.layer.index());
+  entered_.push_back({begins, is_inside});
+}
+
+void Prediction::leave_layer() {
+  if (entered_.empty()) return;
+  const Entered entered = entered_.back();
+  entered_.pop_back();
+  if (entered.is_layer_of_call) call_->leave_layer();
+  if (!entered.began_call) return;
+  call_->leave(returned_);
+  call_.reset();
+}
+
+TraceTape* Prediction::open_tape() {
+  if (!call_) return nullptr;
+  return call_->open_tape([&](const TapeRules& rules) {
+    return tapes_.emplace_back(std::make_shared<TraceTape>(rules, predicted_));
+  });
+}
+
+void Prediction::run_forward(std::size_t index) {
+  const OpId id(index);
+  const Op& op = plain_.ops[index];
+  const OpUse use = uses_.of(id);
+  for (const TensorUse& tensor : use.tensors) {
+    const StorageId storage = TraceUses::storage(tensor.storage);
+    std::uint32_t& version = predicted_.versions[storage.index()];
+    version = std::max(version,
+                       plain_.at(ValueId(std::size_t{tensor.tensor})).version);
+    if (tensor.access != Access::Read) claims_.before_write(tensor.storage);
+  }
+  TraceTape* const tape = open_tape();
+  if (tape != nullptr) {
+    tape->bytes().set_op(id);
+    tape->tape().begin_op(use);
+  }
+  // A custom Function's saves come when it is through.
+  if (!op.in_function) {
+    for (const std::size_t save : schedule_.saves[index]) decide(save);
+  }
+  for (const TensorUse& tensor : use.tensors) {
+    if (tensor.access == Access::Update || tensor.access == Access::Overwrite) {
+      ++predicted_.versions[TraceUses::storage(tensor.storage).index()];
+    }
+  }
+  for (const ValueId output : op.outputs) {
+    const Value& value = plain_.at(output);
+    if (value.storage.valid()) {
+      predicted_.versions[value.storage.index()] = value.version;
+    }
+  }
+  if (tape != nullptr) tape->tape().end_op(uses_.results_of(id));
+  if (op.in_function) {
+    for (const std::size_t save : schedule_.saves[index]) decide(save);
+  }
+}
+
+void Prediction::decide(std::size_t save) {
+  hold(save);
+  const StorageId storage = plain_.at(plain_.saves[save].value).storage;
+  if (!storage.valid() || plain_.saves[save].by_function || !call_) return;
+  const StorageKey key = TraceUses::key(storage);
+  TraceTape* const tape = call_->tape();
+  if (tape == nullptr || tape->tape().decide(save, key)) claims_.offer(key);
 }
 
 void Prediction::ask(std::size_t op) {
@@ -185,21 +294,19 @@ void Prediction::append(std::size_t index) {
 // Before the next op begins.
 void Prediction::end(std::size_t op) {
   let_go(op, false);
-  const bool is_last = op + 1 == plain_.ops.size() || !is_forward(op + 1) ||
-                       !plain_.ops[op + 1].layer.valid();
-  if (is_forward(op) && call_.is_entered() && is_last) {
-    call_.leave(returned_);
-  }
+  tell_events(op + 1);  // what the model returns is still held when it does
   let_go(op, true);
   for (const std::size_t saved : schedule_.released[op]) {
     const StorageId storage = plain_.at(plain_.saves[saved].value).storage;
     if (!storage.valid()) continue;
     const Lineage& lineage = predicted_.lineages[saved];
+    predicted_.ended[saved] = true;
     if (lineage.tape == nullptr) {
       holders_.drop(storage);
       continue;
     }
-    lineage.tape->release(lineage.state);
+    const StateId state = lineage.state;
+    lineage.tape->tape().release({&state, 1});
     std::erase_if(stands_, [&](const Stand& s) { return s.save == saved; });
   }
 }
@@ -269,6 +376,14 @@ void Prediction::finish_saves() {
     for (OpId* const op : {&saved.op, &saved.released}) {
       if (op->valid()) *op = moved_[op->index()];
     }
+  }
+}
+
+void Prediction::finish_events() {
+  trace_.events = plain_.events;
+  for (Event& event : trace_.events) {
+    event.op =
+        event.op < moved_.size() ? moved_[event.op].index() : trace_.ops.size();
   }
 }
 

@@ -35,8 +35,8 @@ struct ReplayedStep {
 //
 // `layers`: by LayerId, as many as the trace has. `on_cpu`: the step's device
 // is the CPU, where two kinds of results are kept in fewer bits; `target`: what
-// else of it decides what is replayed. Mirrors what
-// runtime/tape.h does, decision by decision; changes there belong here, too.
+// else of it decides what is replayed. The tapes that decide are those that
+// train the model: core/tape.
 // Throws TraceError if the trace does not pass its check(), has no saves known,
 // or has another number of layers.
 ReplayedStep replayed_step(const Trace& plain,

@@ -1,8 +1,6 @@
 #include "memscale/core/step_schedule.h"
 
 #include <algorithm>
-#include <string_view>
-#include <unordered_map>
 
 namespace memscale {
 namespace {
@@ -33,8 +31,7 @@ StepSchedule::StepSchedule(const Trace& trace)
     : saves(trace.ops.size()),
       asked(trace.ops.size()),
       released(trace.ops.size()),
-      let_go(trace.ops.size()),
-      has_gradient(trace.ops.size()) {
+      let_go(trace.ops.size()) {
   find_let_go(trace);
   find_saves(trace);
   find_asked(trace);
@@ -75,7 +72,6 @@ void StepSchedule::find_asked(const Trace& trace) {
     const Op& op = trace.ops[i];
     if (op.phase == Phase::Backward && op.forward.valid()) {
       first_of[op.forward.index()] = OpId(i);
-      has_gradient[op.forward.index()] = true;
     }
   }
   for (std::size_t i = 0; i < trace.saves.size(); ++i) {
@@ -96,37 +92,6 @@ void StepSchedule::find_asked(const Trace& trace) {
     }
     asked[first.index()].push_back(i);
   }
-}
-
-LayerTree::LayerTree(const Trace& trace) : around_(trace.layers.size()) {
-  std::unordered_map<std::string_view, LayerId> called;
-  for (const Op& op : trace.ops) {
-    if (op.layer.valid()) called.try_emplace(trace.at(op.layer).name, op.layer);
-  }
-  for (std::size_t i = 0; i < around_.size(); ++i) {
-    std::string_view name = trace.layers[i].name;
-    while (!around_[i].valid() && name.find('.') != name.npos) {
-      name = name.substr(0, name.rfind('.'));
-      if (const auto found = called.find(name); found != called.end()) {
-        around_[i] = found->second;
-      }
-    }
-    // The model is the first layer.
-    if (!around_[i].valid() && i > 0) around_[i] = LayerId(0);
-  }
-}
-
-LayerId LayerTree::between(LayerId a, LayerId b) const {
-  std::vector<LayerId> callers;  // of a, from the inside
-  for (LayerId id = a; id.valid(); id = around_[id.index()]) {
-    if (id == b) return {};
-    callers.push_back(id);
-  }
-  for (LayerId id = b; id.valid(); id = around_[id.index()]) {
-    if (id == a) return {};
-    if (std::ranges::find(callers, id) != callers.end()) return id;
-  }
-  return {};
 }
 
 }  // namespace memscale

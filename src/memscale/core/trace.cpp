@@ -73,6 +73,11 @@ void check_op(const Trace& trace, std::size_t i) {
   for (std::size_t k = 0; k < op.outputs.size(); ++k) {
     check_id({"ops", i, "outputs", k}, op.outputs[k], "values", trace.values);
   }
+  if (!op.uses.empty() && op.uses.size() != op.inputs.size()) {
+    throw TraceError(str(Spot{"ops", i, "uses"},
+                         " must be as many as the inputs, ", op.inputs.size(),
+                         ", or none, got ", op.uses.size()));
+  }
   check_not_negative({"ops", i, "flops"}, op.flops);
   check_not_negative({"ops", i, "moved"}, op.moved.count());
   check_not_negative({"ops", i, "workspace"}, op.workspace.count());
@@ -81,6 +86,27 @@ void check_op(const Trace& trace, std::size_t i) {
     throw TraceError(str(Spot{"ops", i, "workspace"},
                          " must be 0 where it is not known, got ",
                          op.workspace.count()));
+  }
+}
+
+void check_event(const Trace& trace, std::size_t i) {
+  const Event& event = trace.events[i];
+  const std::size_t first = i == 0 ? 0 : trace.events[i - 1].op;
+  if (event.op < first || event.op > trace.ops.size()) {
+    throw TraceError(str(Spot{"events", i, "op"}, " must be from ", first,
+                         " to ", trace.ops.size(), ", got ", event.op));
+  }
+  const bool of_layer = event.kind == Event::Kind::EnterLayer ||
+                        event.kind == Event::Kind::LeaveLayer;
+  if (of_layer) {
+    check_id({"events", i, "layer"}, event.layer, "layers", trace.layers);
+  } else {
+    check_optional_id({"events", i, "layer"}, event.layer, "layers",
+                      trace.layers);
+  }
+  for (std::size_t k = 0; k < event.values.size(); ++k) {
+    check_id({"events", i, "values", k}, event.values[k], "values",
+             trace.values);
   }
 }
 
@@ -185,6 +211,7 @@ std::int64_t Value::numel() const {
 
 void Trace::check() const {
   for (std::size_t i = 0; i < ops.size(); ++i) check_op(*this, i);
+  for (std::size_t i = 0; i < events.size(); ++i) check_event(*this, i);
   for (std::size_t i = 0; i < values.size(); ++i) check_value(*this, i);
   for (std::size_t i = 0; i < storages.size(); ++i) check_storage(*this, i);
   for (std::size_t i = 0; i < saves.size(); ++i) check_save(*this, i);

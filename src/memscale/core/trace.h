@@ -110,6 +110,31 @@ struct Value {
   bool operator==(const Value&) const = default;
 };
 
+// How an op uses the storage of a tensor that it is given.
+enum class Access : std::uint8_t {
+  Read,
+  Update,     // reads it, and writes into it
+  Overwrite,  // writes all of it, whatever was there
+  Scratch,    // writes into it what none of its results depends on
+};
+
+template <>
+struct EnumNames<Access> {
+  static constexpr std::string_view kWhat = "access";
+  static constexpr Access kLast = Access::Scratch;
+  static constexpr std::array kTable = {
+      EnumName{Access::Read, "read"}, EnumName{Access::Update, "update"},
+      EnumName{Access::Overwrite, "overwrite"},
+      EnumName{Access::Scratch, "scratch"}};
+};
+
+struct Use {
+  Access access = Access::Read;
+  bool is_leaf = false;  // no op that autograd knows made the tensor
+
+  bool operator==(const Use&) const = default;
+};
+
 // One call of the dispatcher, at the level of autograd.
 struct Op {
   std::string name;  // "aten::addmm", with the overload: "aten::add.Tensor"
@@ -118,9 +143,12 @@ struct Op {
   OpId forward;   // of a backward op: the op whose gradient it computes
   std::vector<ValueId> inputs;   // tensors only; absent ones are left out
   std::vector<ValueId> outputs;  // of an in-place op: the new version
-  bool random = false;           // draws from a generator
-  bool mutates = false;          // writes into an input
-  bool view = false;             // returns its input's bytes, computes nothing
+  // Of a forward op: by input, how it is used. Empty: all are read, and
+  // autograd made them.
+  std::vector<Use> uses;
+  bool random = false;       // draws from a generator
+  bool mutates = false;      // writes into an input
+  bool view = false;         // returns its input's bytes, computes nothing
   bool opaque = false;       // a kernel that torch does not know from inside
   bool in_function = false;  // inside a custom autograd.Function
   // It may have written every tensor that it was given, whatever its schema
@@ -128,6 +156,16 @@ struct Op {
   bool may_write = false;
   // It ran in forward with gradients switched off.
   bool no_grad = false;
+  // By its schema all its results are views of its inputs, and it writes none.
+  bool aliases = false;
+  bool accumulates = false;  // its argument `accumulate` is true
+  bool transposed = false;   // its argument `transposed` is true
+  // A copy from the device to the host that nobody has waited for.
+  bool not_waited_for = false;
+
+  Use use(std::size_t input) const {
+    return uses.empty() ? Use() : uses[input];
+  }
   std::int64_t flops = 0;  // multiply and add are two
   Bytes moved;             // read and written, at least
   Bytes workspace;  // a kernel's own scratch while it runs, on its device
@@ -156,9 +194,39 @@ struct Layer {
   bool operator==(const Layer&) const = default;
 };
 
+// What happens in forward between two ops.
+struct Event {
+  enum class Kind : std::uint8_t {
+    EnterLayer,
+    LeaveLayer,
+    EnterFunction,  // a custom autograd.Function begins
+    LeaveFunction,
+  };
+  Kind kind = Kind::EnterLayer;
+  std::size_t op = 0;    // so many ops ran before
+  LayerId layer{};       // that is entered or left
+  bool no_grad = false;  // gradients are off where a layer is entered
+  // The tensors that a Function may write: see Note [Unseen writes].
+  std::vector<ValueId> values{};
+
+  bool operator==(const Event&) const = default;
+};
+
+template <>
+struct EnumNames<Event::Kind> {
+  static constexpr std::string_view kWhat = "kind of event";
+  static constexpr Event::Kind kLast = Event::Kind::LeaveFunction;
+  static constexpr std::array kTable = {
+      EnumName{Event::Kind::EnterLayer, "enter_layer"},
+      EnumName{Event::Kind::LeaveLayer, "leave_layer"},
+      EnumName{Event::Kind::EnterFunction, "enter_function"},
+      EnumName{Event::Kind::LeaveFunction, "leave_function"}};
+};
+
 struct Trace {
   std::vector<Layer> layers;
   std::vector<Op> ops;
+  std::vector<Event> events;  // in the order of their ops
   std::vector<Value> values;
   std::vector<Storage> storages;
   std::vector<Save> saves;

@@ -180,6 +180,36 @@ void TraceBuilder::make_state(StorageId storage, StorageId parameter) {
   stands_for_[storage] = owners;
 }
 
+void TraceBuilder::add_event(Event event) {
+  if (phase_ != Phase::Forward) return;
+  event.op = trace_.ops.size();
+  trace_.events.push_back(std::move(event));
+}
+
+void TraceBuilder::enter_layer(LayerId layer, bool no_grad) {
+  outer_layers_.push_back(layer_);
+  layer_ = layer;
+  add_event(
+      {.kind = Event::Kind::EnterLayer, .layer = layer, .no_grad = no_grad});
+}
+
+bool TraceBuilder::leave_layer() {
+  if (outer_layers_.empty()) return false;
+  add_event({.kind = Event::Kind::LeaveLayer, .layer = layer_});
+  layer_ = outer_layers_.back();
+  outer_layers_.pop_back();
+  return true;
+}
+
+void TraceBuilder::leave_all_layers() {
+  outer_layers_.clear();
+  layer_ = LayerId();
+}
+
+void TraceBuilder::add_function(Event::Kind kind, std::vector<ValueId> values) {
+  add_event({.kind = kind, .layer = layer_, .values = std::move(values)});
+}
+
 void TraceBuilder::add_note(std::string note) {
   if (std::ranges::find(trace_.notes, note) == trace_.notes.end()) {
     trace_.notes.push_back(std::move(note));

@@ -68,6 +68,14 @@ class TraceBuilder final {
   void set_phase(Phase phase) { phase_ = phase; }
   Phase phase() const { return phase_; }
   void set_layer(LayerId layer) { layer_ = layer; }
+  // The layer of what follows, until it is left again. In forward the trace has
+  // an event for it. leave_layer() is false if none was entered.
+  void enter_layer(LayerId layer, bool no_grad = false);
+  bool leave_layer();
+  // Outside of all layers, which were not left.
+  void leave_all_layers();
+  // A custom Function begins or ends in forward; it may write these.
+  void add_function(Event::Kind kind, std::vector<ValueId> values);
   LayerId layer() const { return layer_; }
   void set_category(StorageId storage, Category category);
   // In the optimizer's step this storage, of a parameter or its gradient,
@@ -89,12 +97,14 @@ class TraceBuilder final {
   Trace finish();
 
  private:
+  void add_event(Event event);
   void multiply_foreach_temporaries();
   void tell_activations();
 
   Trace trace_;
   Phase phase_ = Phase::Forward;
   LayerId layer_;
+  std::vector<LayerId> outer_layers_;
   bool running_ = false;
   std::vector<std::uint32_t> versions_;      // by storage
   std::vector<std::vector<ValueId>> views_;  // by storage

@@ -17,16 +17,33 @@ static void each_field(Is<Layer> auto& layer, auto&& field) {
   field("name", name);
 }
 
+static void each_field(Is<Use> auto& use, auto&& field) {
+  auto& [access, is_leaf] = use;
+  field("access", access);
+  field("is_leaf", is_leaf);
+}
+
+static void each_field(Is<Event> auto& event, auto&& field) {
+  auto& [kind, op, layer, no_grad, values] = event;
+  field("kind", kind);
+  field("op", op);
+  field("layer", layer);
+  field("no_grad", no_grad);
+  field("values", values);
+}
+
 static void each_field(Is<Op> auto& op, auto&& field) {
-  auto& [name, phase, layer, forward, inputs, outputs, random, mutates, view,
-         opaque, in_function, may_write, no_grad, flops, moved, workspace,
-         workspace_known, nanoseconds] = op;
+  auto& [name, phase, layer, forward, inputs, outputs, uses, random, mutates,
+         view, opaque, in_function, may_write, no_grad, aliases, accumulates,
+         transposed, not_waited_for, flops, moved, workspace, workspace_known,
+         nanoseconds] = op;
   field("name", name);
   field("phase", phase);
   field("layer", layer);
   field("forward", forward);
   field("inputs", inputs);
   field("outputs", outputs);
+  field("uses", uses);
   field("random", random);
   field("mutates", mutates);
   field("view", view);
@@ -34,6 +51,10 @@ static void each_field(Is<Op> auto& op, auto&& field) {
   field("in_function", in_function);
   field("may_write", may_write);
   field("no_grad", no_grad);
+  field("aliases", aliases);
+  field("accumulates", accumulates);
+  field("transposed", transposed);
+  field("not_waited_for", not_waited_for);
   field("flops", flops);
   field("moved", moved);
   field("workspace", workspace);
@@ -75,9 +96,11 @@ static void each_field(Is<Save> auto& save, auto&& field) {
 }
 
 static void each_field(Is<Trace> auto& trace, auto&& field) {
-  auto& [layers, ops, values, storages, saves, saves_known, notes] = trace;
+  auto& [layers, ops, events, values, storages, saves, saves_known, notes] =
+      trace;
   field("layers", layers);
   field("ops", ops);
+  field("events", events);
   field("values", values);
   field("storages", storages);
   field("saves", saves);
@@ -87,8 +110,8 @@ static void each_field(Is<Trace> auto& trace, auto&& field) {
 
 namespace {
 
-// Ours is 4: trace, array, object, array. Anything deeper is not a trace.
-constexpr json::Form<TraceError> kForm = {"memscale-trace", 2, "a trace", 8};
+// Ours is 5: trace, ops, op, uses, use. Anything deeper is not a trace.
+constexpr json::Form<TraceError> kForm = {"memscale-trace", 3, "a trace", 8};
 
 }  // namespace
 

@@ -28,19 +28,6 @@ at::Tensor Geometry::over(const StoragePtr& storage) const {
   return tensor;
 }
 
-bool Geometry::covers(std::size_t bytes) const {
-  std::int64_t numel = 1;
-  std::int64_t last = 0;  // the farthest element
-  for (std::size_t i = 0; i < shape_.size(); ++i) {
-    const std::int64_t size = shape_.size_at_unchecked(i);
-    numel *= size;
-    last += (size - 1) * shape_.stride_at_unchecked(i);
-  }
-  // Dense, as many elements as there are bytes for: then each is reached once.
-  return offset_ == 0 && last + 1 == numel &&
-         static_cast<std::size_t>(numel) * dtype_.itemsize() == bytes;
-}
-
 std::string Geometry::describe(c10::Device device) const {
   const auto nothing = c10::make_intrusive<c10::StorageImpl>(
       c10::StorageImpl::use_byte_size_t(), 0, c10::DataPtr(nullptr, device),

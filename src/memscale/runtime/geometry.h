@@ -25,8 +25,6 @@ class Geometry final {
   // A tensor of this geometry over other bytes, outside of autograd.
   at::Tensor over(const StoragePtr& storage) const;
   c10::ScalarType type() const { return dtype_.toScalarType(); }
-  // Whether it reaches each of so many bytes, once.
-  bool covers(std::size_t bytes) const;
   // "torch.FloatTensor [2, 3]", as torch's own messages have it.
   std::string describe(c10::Device device) const;
 

@@ -34,7 +34,7 @@ struct OpInfo {
   std::optional<std::size_t> accumulate;
   std::optional<std::size_t> transposed;
   std::optional<std::size_t> non_blocking;
-  bool may_differ = false;  // when called again: see why_not_repeatable
+  bool may_differ = false;  // when called again: see call_facts.h
   c10::OperatorHandle handle;
 
   // Whether calls on this backend decompose before autograd sees them.

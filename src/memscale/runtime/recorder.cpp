@@ -10,7 +10,9 @@
 
 #include "memscale/base/error.h"
 #include "memscale/core/ops/op_facts.h"
+#include "memscale/runtime/call_facts.h"
 #include "memscale/runtime/memory_tracker.h"
+#include "memscale/runtime/saved_tensor.h"
 #include "memscale/runtime/tensor_kinds.h"
 #include "memscale/runtime/unobserved.h"
 #include "memscale/runtime/unseen_writes.h"
@@ -125,6 +127,7 @@ std::unique_ptr<at::ObserverContext> Recorder::on_start(
     for_each_unseen_write(fn, [&](const at::Tensor& tensor) {
       context->arguments.push_back(tensor);
     });
+    recorder->guarded([&] { recorder->begin_function(context->arguments); });
     return context;
   }
   if (info->ignored || !recorder->leaf_ops_.contain(*info, fn)) return nullptr;
@@ -179,16 +182,30 @@ void Recorder::begin_op(const OpInfo& info, const at::RecordFunction& fn,
                         OpContext& context) {
   const std::lock_guard lock(mutex_);
   find_dead();
+  const c10::ArrayRef<const c10::IValue> inputs = fn.inputs();
+  const bool is_forward = builder_.phase() == Phase::Forward;
+  const CallFacts facts = call_facts(info, inputs);
   Op op;
   op.name = info.name;
-  op.inputs = value_ids({fn.inputs().data(), fn.inputs().size()});
   op.random = info.random;
   op.mutates = info.mutates;
   op.opaque = info.opaque;
   op.in_function = function_depth > 0;
-  op.may_write = info.may_write;
-  op.no_grad =
-      builder_.phase() == Phase::Forward && !c10::GradMode::is_enabled();
+  // A fake run is under a dispatch mode of our own.
+  op.may_write = info.may_write || (!is_fake_run_ && is_in_dispatch_mode());
+  op.no_grad = is_forward && !c10::GradMode::is_enabled();
+  op.aliases = info.is_view;
+  op.accumulates = facts.accumulates;
+  op.transposed = facts.transposed;
+  op.not_waited_for = facts.not_waited_for;
+  for_each_use(
+      info, inputs, op.may_write,
+      [&](const at::Tensor& tensor, std::size_t, std::int32_t, Access access) {
+        op.inputs.push_back(value_id(tensor));
+        if (is_forward) {
+          op.uses.push_back({access, !has_history(tensor)});
+        }
+      });
   // Nobody can tell a foreign kernel's workspace; where it really runs, see it.
   if (info.opaque && !is_fake_run_) {
     context.tracker = std::make_unique<MemoryTracker>(device_);
@@ -217,10 +234,28 @@ void Recorder::begin_op(const OpInfo& info, const at::RecordFunction& fn,
 void Recorder::end_function(const std::vector<at::Tensor>& arguments) {
   const std::lock_guard lock(mutex_);
   if (builder_.phase() != Phase::Forward) return;
+  add_function(Event::Kind::LeaveFunction, arguments);
   for (const at::Tensor& tensor : arguments) {
     const StorageId id = storage_id(*tensor.unsafeGetTensorImpl());
     if (id.valid()) builder_.bump_version(id);
   }
+}
+
+void Recorder::begin_function(const std::vector<at::Tensor>& arguments) {
+  const std::lock_guard lock(mutex_);
+  if (builder_.phase() != Phase::Forward) return;
+  find_dead();
+  add_function(Event::Kind::EnterFunction, arguments);
+}
+
+void Recorder::add_function(Event::Kind kind,
+                            const std::vector<at::Tensor>& arguments) {
+  if (recomputed_ || builder_.op_is_running()) return;
+  std::vector<ValueId> values;
+  for (const at::Tensor& tensor : arguments) {
+    values.push_back(value_id(tensor));
+  }
+  builder_.add_function(kind, std::move(values));
 }
 
 void Recorder::end_op(const at::RecordFunction& fn, OpContext& context) {

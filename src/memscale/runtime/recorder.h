@@ -177,7 +177,9 @@ class Recorder final : public c10::DebugInfoBase,
   void begin_op(const OpInfo& info, const at::RecordFunction& fn,
                 OpContext& context);
   void end_op(const at::RecordFunction& fn, OpContext& context);
+  void begin_function(const std::vector<at::Tensor>& arguments);
   void end_function(const std::vector<at::Tensor>& arguments);
+  void add_function(Event::Kind kind, const std::vector<at::Tensor>& arguments);
   void cancel_op();
   void bind_lifted(const at::RecordFunction& fn);
   void end_recomputed_op(const at::RecordFunction& fn, const OpInfo& info,
@@ -234,7 +236,6 @@ class Recorder final : public c10::DebugInfoBase,
   std::thread::id forward_thread_;
   // The ops that are being recomputed: those that are still to come.
   std::optional<IdRange> recomputed_;
-  std::vector<LayerId> layer_stack_;
 };
 
 // A save as the recorder knows it, for as long as autograd has it.

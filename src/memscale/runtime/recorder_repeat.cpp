@@ -36,6 +36,7 @@ LayerCall Recorder::begin_call(LayerId layer,
   call.forward.ops.begin = trace.ops.size();
   call.forward.storages.begin = trace.storages.size();
   call.forward.saves.begin = trace.saves.size();
+  call.forward.events.begin = trace.events.size();
   return call;
 }
 
@@ -46,6 +47,7 @@ void Recorder::end_call(LayerCall& call) {
   call.forward.ops.end = trace.ops.size();
   call.forward.storages.end = trace.storages.size();
   call.forward.saves.end = trace.saves.size();
+  call.forward.events.end = trace.events.size();
 }
 
 void Recorder::find_backward(LayerCall& call,

@@ -1,6 +1,7 @@
 // What the caller tells the recorder: the dispatcher does not know it.
 
 #include <ATen/SequenceNumber.h>
+#include <c10/core/GradMode.h>
 
 #include <utility>
 
@@ -32,16 +33,16 @@ void Recorder::add_resident(const at::Tensor& tensor, Category category,
 
 void Recorder::enter_layer(LayerId layer) {
   const std::lock_guard lock(mutex_);
-  layer_stack_.push_back(builder_.layer());
-  builder_.set_layer(layer);
+  // Ops that are being recomputed were recorded with their layers before.
+  if (!recomputed_) {
+    builder_.enter_layer(layer, !c10::GradMode::is_enabled());
+  }
   numbered_.push_back({at::sequence_number::peek(), layer, OpId()});
 }
 
 void Recorder::leave_layer() {
   const std::lock_guard lock(mutex_);
-  if (layer_stack_.empty()) return;
-  builder_.set_layer(layer_stack_.back());
-  layer_stack_.pop_back();
+  if (!recomputed_ && !builder_.leave_layer()) return;
   numbered_.push_back({at::sequence_number::peek(), builder_.layer(), OpId()});
 }
 
@@ -49,8 +50,7 @@ void Recorder::set_phase(Phase phase) {
   const std::lock_guard lock(mutex_);
   find_dead();
   builder_.set_phase(phase);
-  builder_.set_layer(LayerId());
-  layer_stack_.clear();
+  builder_.leave_all_layers();
 }
 
 Phase Recorder::phase() {

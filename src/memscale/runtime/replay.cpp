@@ -8,7 +8,8 @@
 #include <optional>
 #include <utility>
 
-#include "memscale/runtime/claims.h"
+#include "memscale/core/tape/claims.h"
+#include "memscale/core/tape/model_call.h"
 #include "memscale/runtime/op_info.h"
 #include "memscale/runtime/tensor_kinds.h"
 #include "memscale/runtime/unobserved.h"
@@ -16,31 +17,34 @@
 
 namespace memscale {
 
+namespace {
+
+// Of the process. Never destroyed: threads of autograd may outlive static
+// objects.
+Claims<TensorTape>& claims = *new Claims<TensorTape>();
+
+}  // namespace
+
 // One call of a model, in one thread.
 struct Replay::Call {
   explicit Call(std::shared_ptr<Replay> of)
-      : replay(std::move(of)), settings(replay->settings()) {
+      : replay(std::move(of)),
+        settings(replay->settings()),
+        layers(*settings.layers, claims) {
     if (settings.recorder != nullptr && settings.recorder->observes_here()) {
       recorder = settings.recorder;
     }
   }
 
   // The tape of the innermost layer; null if that keeps everything.
-  Tape* open_tape();
-  void close_tape();
-  void change_layer();  // layers.back() is another
+  TensorTape* open_tape();
   // What a dispatch mode does inside of an op, beside what the op is given.
   void before_hidden_writes(const at::RecordFunction& fn);
-
-  const TapeRules& layer_rules() const {
-    return settings.layers->at(layers.back());
-  }
 
   const std::shared_ptr<Replay> replay;
   const Replay::Settings settings;
   std::shared_ptr<Recorder> recorder;  // null: nobody records this call
-  std::vector<std::size_t> layers = {0};
-  std::shared_ptr<Tape> tape;
+  ModelCall<TensorTape> layers;
   int leaf_depth = 0;
   bool is_in_mode = false;  // the op that runs is under a dispatch mode
   int function_depth = 0;
@@ -51,8 +55,6 @@ namespace {
 
 thread_local std::unique_ptr<Replay::Call> current_call;
 thread_local bool is_resting = true;  // nothing was called since rest()
-
-Claims& claims = Claims::of_process();
 
 // Our observer of this thread, asked of torch itself: backward restores what
 // there was when it began, whatever was added or removed inside of it.
@@ -143,13 +145,13 @@ bool Replay::enter() {
 
 void Replay::leave(const std::vector<at::Tensor>& outputs) {
   if (!is_entered()) return;
-  if (Tape* const tape = current_call->tape.get()) {
-    for (const at::Tensor& output : outputs) {
-      if (is_plain(*output.unsafeGetTensorImpl())) tape->add_output(output);
+  std::vector<StorageKey> returned;
+  for (const at::Tensor& output : outputs) {
+    if (is_plain(*output.unsafeGetTensorImpl())) {
+      returned.push_back(key_of(storage_of(output)));
     }
-    tape->decide_again();
   }
-  current_call->close_tape();
+  current_call->layers.leave(returned);
   if (Recorder* const recorder = current_call->recorder.get()) {
     for (const at::Tensor& output : outputs) recorder->set_returned(output);
     recorder->leave_layer();
@@ -171,25 +173,23 @@ bool Replay::is_entered() const {
 
 void Replay::enter_layer(std::size_t layer) {
   if (!is_entered()) return;
-  current_call->layers.push_back(layer);
-  current_call->change_layer();
+  current_call->layers.enter_layer(layer);
   if (current_call->recorder != nullptr) {
     current_call->recorder->enter_layer(LayerId(layer));
   }
 }
 
 void Replay::leave_layer() {
-  if (!is_entered() || current_call->layers.size() == 1) return;
-  current_call->layers.pop_back();
-  current_call->change_layer();
+  if (!is_entered() || !current_call->layers.leave_layer()) return;
   if (current_call->recorder != nullptr) current_call->recorder->leave_layer();
 }
 
 void Replay::before_resize(const StoragePtr& storage) {
   if (Unobserved::is_on()) return;
-  claims.before_write(storage);
-  if (current_call != nullptr && current_call->tape != nullptr) {
-    current_call->tape->write_aside(storage);
+  claims.before_write(key_of(storage.get()));
+  if (current_call == nullptr) return;
+  if (TensorTape* const tape = current_call->layers.tape()) {
+    tape->write_aside(key_of(storage.get()));
   }
 }
 
@@ -202,42 +202,28 @@ std::shared_ptr<SavedTensor> Replay::pack(const at::Tensor& tensor) {
     ++stats_->saves_kept;
     return save;
   }
-  Tape* const tape = current_call->tape.get();
+  TensorTape* const tape = current_call->layers.tape();
   if (tape == nullptr) ++stats_->saves_kept;  // the layer keeps all
-  if (tape == nullptr || tape->decide(tensor, save)) claims.offer(tensor);
+  if (tape == nullptr || tape->decide(tensor, save)) {
+    claims.offer(key_of(storage_of(tensor)));
+  }
   return save;
 }
 
-Tape* Replay::Call::open_tape() {
-  const TapeRules& rules = layer_rules();
-  if (rules.keeps_all()) return nullptr;
-  if (tape == nullptr) {
-    tape = std::make_shared<Tape>(rules, replay->stats_);
-    claims.open(tape);
-  }
-  return tape.get();
-}
-
-void Replay::Call::change_layer() {
-  if (tape == nullptr) return;
-  const TapeRules& rules = layer_rules();
-  if (rules.policy == tape->policy() && tape->spans_layers()) {
-    tape->cross_border();
-  } else {
-    close_tape();
-  }
-}
-
-void Replay::Call::close_tape() {
-  if (tape != nullptr) claims.add(std::exchange(tape, nullptr));
+TensorTape* Replay::Call::open_tape() {
+  return layers.open_tape([&](const TapeRules& rules) {
+    return std::make_shared<TensorTape>(rules, replay->stats_);
+  });
 }
 
 namespace {
 
 // What tapes need of this is copied, but for this thread's own open one.
 void before_write(const at::Tensor& tensor) {
-  claims.before_write(tensor);
-  if (current_call == nullptr) claims.write_aside(tensor);
+  if (!is_plain(*tensor.unsafeGetTensorImpl())) return;
+  const StorageKey storage = key_of(storage_of(tensor));
+  claims.before_write(storage);
+  if (current_call == nullptr) claims.write_aside(storage);
 }
 
 void before_writes(const OpInfo& info, const at::RecordFunction& fn) {
@@ -279,9 +265,11 @@ std::unique_ptr<at::ObserverContext> Replay::begin_function(
   });
   if (call == nullptr) return nullptr;
   try {
-    if (call->tape != nullptr) call->tape->begin_function(context->arguments);
+    if (TensorTape* const tape = call->layers.tape()) {
+      tape->begin_function(context->arguments);
+    }
   } catch (const std::exception&) {  // no memory
-    call->close_tape();
+    call->layers.close_tape();
   }
   if (++call->function_depth > 1) return context;
   // Autograd holds what a Function saves, as without us: even the parameters
@@ -316,9 +304,11 @@ void Replay::end_function(OpContext& context) {
   }
   --call->function_depth;
   try {
-    if (call->tape != nullptr) call->tape->end_function(context.arguments);
+    if (TensorTape* const tape = call->layers.tape()) {
+      tape->end_function(context.arguments);
+    }
   } catch (const std::exception&) {
-    call->close_tape();
+    call->layers.close_tape();
   }
 }
 
@@ -344,7 +334,7 @@ std::unique_ptr<at::ObserverContext> Replay::on_start(
     before_writes(*info, fn);
   }
   if (call == nullptr || info->ignored) return nullptr;
-  Tape* const tape = call->open_tape();
+  TensorTape* const tape = call->open_tape();
   const bool timed = call->settings.times != nullptr;
   if ((tape == nullptr && !timed) ||
       !call->replay->leaf_ops_.contain(*info, fn)) {
@@ -355,7 +345,7 @@ std::unique_ptr<at::ObserverContext> Replay::on_start(
       tape->begin_op(*info, fn.inputs(), call->function_depth > 0);
     }
   } catch (const std::exception&) {  // no memory
-    call->close_tape();
+    call->layers.close_tape();
     return nullptr;
   }
   ++call->leaf_depth;
@@ -375,16 +365,15 @@ void Replay::on_end(const at::RecordFunction& fn,
   --call->leaf_depth;
   try {
     if (call->settings.times != nullptr) {
-      call->timed.push_back({call->layers.back(), ours->info,
+      call->timed.push_back({call->layers.layer(), ours->info,
                              std::move(ours->start),
                              call->replay->timer_.now()});
     }
-    if (call->tape != nullptr) {
-      call->tape->end_op(fn.outputs(),
-                         ours->info->handle.schema().returns().size());
+    if (TensorTape* const tape = call->layers.tape()) {
+      tape->end_op(fn.outputs(), ours->info->handle.schema().returns().size());
     }
   } catch (const std::exception&) {
-    call->close_tape();
+    call->layers.close_tape();
   }
 }
 

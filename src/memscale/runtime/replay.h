@@ -14,7 +14,7 @@
 #include "memscale/runtime/recorder.h"
 #include "memscale/runtime/replay_stats.h"
 #include "memscale/runtime/saved_tensor.h"
-#include "memscale/runtime/tape.h"
+#include "memscale/runtime/tensor_tape.h"
 
 namespace memscale {
 
@@ -22,9 +22,7 @@ namespace memscale {
 //
 // A call of the model is enter(), then enter_layer() and leave_layer() as its
 // layers run, then leave(); meanwhile autograd's saved-tensor hooks are pack()
-// and SavedTensor::unpack(). A tape is of one layer, but for Note [Borders]:
-// the layer's inputs are held, so that what it needs in backward does not reach
-// into another.
+// and SavedTensor::unpack(). Which tape an op goes to: ModelCall.
 //
 // Any number of threads may call the model; each call belongs to the thread
 // that entered. Ops of other threads are not seen, and their results are kept.

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "memscale/base/error.h"
+#include "memscale/runtime/tensor_tape.h"
 
 namespace memscale {
 
@@ -40,7 +41,7 @@ void SavedTensor::record(const std::shared_ptr<Recorder>& recorder) {
   recorded_ = std::make_unique<RecordedSave>(recorder, kept_, /*hold=*/false);
 }
 
-void SavedTensor::drop(std::shared_ptr<Tape> tape, Tape::StateId state) {
+void SavedTensor::drop(std::shared_ptr<TensorTape> tape, StateId state) {
   geometry_.emplace(*kept_.unsafeGetTensorImpl());
   tape_ = std::move(tape);
   state_ = state;

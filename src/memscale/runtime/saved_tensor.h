@@ -8,15 +8,17 @@
 #include <string>
 #include <typeinfo>
 
+#include "memscale/core/tape/tape_bytes.h"
 #include "memscale/runtime/geometry.h"
 #include "memscale/runtime/recorder.h"
-#include "memscale/runtime/tape.h"
 
 namespace memscale {
 
+class TensorTape;
+
 // One tensor that autograd saved: held, or known to a tape that can make it
 // again. Lives as long as autograd's node; its end releases what it needs.
-// Not thread-safe but for what Tape does: autograd unpacks a node in one
+// Not thread-safe but for what TensorTape does: autograd unpacks a node in one
 // thread.
 class SavedTensor final {
  public:
@@ -26,21 +28,21 @@ class SavedTensor final {
   SavedTensor& operator=(const SavedTensor&) = delete;
 
   // From now on the tape's; called once, by the tape.
-  void drop(std::shared_ptr<Tape> tape, Tape::StateId state);
+  void drop(std::shared_ptr<TensorTape> tape, StateId state);
 
   // A recorder is told of this save: Note [A replayed step, recorded].
   void record(const std::shared_ptr<Recorder>& recorder);
 
-  const at::Tensor& kept() const { return kept_; }  // undefined: dropped
-  const Tape* tape() const { return tape_.get(); }  // null: kept
+  const at::Tensor& kept() const { return kept_; }        // undefined: dropped
+  const TensorTape* tape() const { return tape_.get(); }  // null: kept
 
   // The tensor. Throws torch's own error if it was changed since.
   at::Tensor unpack() const;
 
  private:
   at::Tensor kept_;
-  std::shared_ptr<Tape> tape_;
-  Tape::StateId state_ = 0;
+  std::shared_ptr<TensorTape> tape_;
+  StateId state_ = 0;
   std::optional<Geometry> geometry_;
   std::unique_ptr<const RecordedSave> recorded_;  // null: nobody records
   // Torch does not check versions of tensors that hooks have packed.

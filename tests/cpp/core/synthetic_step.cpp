@@ -34,13 +34,16 @@ Trace SyntheticStep::run() {
   mask_ = make(5);
   end({mask_});
 
+  // The first layer stands for the model: the others run inside of its call.
   for (std::size_t i = 0; i < calls_.size(); ++i) {
     calls_[i].inputs = {hidden.storage, mask_.storage};
+    builder_.enter_layer(calls_[i].layer);
     Value next = is_copied(i) ? copy_forward(i) : trace_forward(i, hidden);
     drop(hidden.storage);
     hidden = std::move(next);
+    if (i > 0) builder_.leave_layer();
   }
-  builder_.set_layer({});
+  builder_.leave_layer();
   for (const StorageId storage : held_for_forward_) drop(storage);
   drop(mask_.storage);
   begin("loss", {hidden});
@@ -84,10 +87,10 @@ void SyntheticStep::add_residents(std::size_t layer) {
 Value SyntheticStep::trace_forward(std::size_t layer, const Value& input) {
   LayerCall& call = calls_[layer];
   const Trace& trace = builder_.trace();
-  builder_.set_layer(call.layer);
   call.forward = {{trace.ops.size(), 0},
                   {trace.storages.size(), 0},
-                  {trace.saves.size(), 0}};
+                  {trace.saves.size(), 0},
+                  {trace.events.size(), trace.events.size()}};
   if (layer == 1) kept_places_.clear();
   hold(input.storage);
   std::vector<Value> results = {input};
@@ -107,6 +110,7 @@ Value SyntheticStep::trace_forward(std::size_t layer, const Value& input) {
     if (op.buffer) inputs.push_back(buffer);
     if (op.mask) inputs.push_back(mask_);
     begin(str("op", i), inputs);
+    set_uses(op, before, buffer);
     if (op.workspace > 0_B) builder_.set_workspace(op.workspace);
     if (op.buffer) builder_.bump_version(buffer.storage);
 
@@ -285,6 +289,26 @@ void SyntheticStep::begin(std::string name, const std::vector<Value>& inputs,
     op.inputs.push_back(builder_.add_value(input));
   }
   builder_.begin_op(std::move(op));
+}
+
+// Of the forward op that runs.
+void SyntheticStep::set_uses(const LayerOp& spec, const Value& before,
+                             const Value& buffer) {
+  Op& op = builder_.mutable_trace().ops.back();
+  op.uses.assign(op.inputs.size(), {});
+  for (std::size_t i = 0; i < op.inputs.size(); ++i) {
+    const StorageId id = builder_.trace().at(op.inputs[i]).storage;
+    if (!id.valid()) continue;
+    op.uses[i].is_leaf =
+        id == mask_.storage || !builder_.trace().at(id).born.valid();
+    if (spec.returns == Returns::Written && id == before.storage) {
+      op.uses[i].access = Access::Update;
+    }
+    if (spec.buffer && id == buffer.storage) {
+      op.uses[i].access = Access::Scratch;
+    }
+  }
+  op.aliases = spec.returns == Returns::View && !spec.scratch;
 }
 
 void SyntheticStep::end(const std::vector<Value>& outputs) {

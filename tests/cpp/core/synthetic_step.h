@@ -76,6 +76,7 @@ class SyntheticStep final {
   Value make(std::int64_t numel);
   void begin(std::string name, const std::vector<Value>& inputs,
              OpId forward = {});
+  void set_uses(const LayerOp& spec, const Value& before, const Value& buffer);
   void end(const std::vector<Value>& outputs);
   void hold(StorageId storage);
   void drop(StorageId storage);

@@ -1,7 +1,10 @@
 #include "tiny_program.h"
 
+#include <algorithm>
 #include <numeric>
 #include <utility>
+
+#include "memscale/core/tape/op_use.h"
 
 namespace memscale {
 namespace {
@@ -27,6 +30,20 @@ Bytes bytes_of(const std::vector<std::int64_t>& sizes) {
 
 LayerId TinyProgram::layer(std::string name) {
   return builder_.add_layer(std::move(name));
+}
+
+void TinyProgram::enter(LayerId layer) {
+  if (num_entered_ == 2) {
+    builder_.leave_layer();
+    --num_entered_;
+  }
+  if (num_entered_ == 0) {
+    builder_.enter_layer(LayerId(0));
+    ++num_entered_;
+  }
+  if (layer == LayerId(0)) return;
+  builder_.enter_layer(layer);
+  ++num_entered_;
 }
 
 Value TinyProgram::resident(std::vector<std::int64_t> sizes,
@@ -58,8 +75,24 @@ void TinyProgram::begin(std::string name, const std::vector<Value>& inputs,
   op.mutates = mutates;
   op.forward = forward;
   op.flops = 1;
+  op.in_function = in_function_;
+  const ReplayRules rules = find_replay_rules(op.name);
+  const Trace& trace = builder_.trace();
   for (const Value& input : inputs) {
     op.inputs.push_back(builder_.add_value(input));
+    const Storage& storage = trace.at(input.storage);
+    Use use{.is_leaf = !storage.born.valid()};
+    if (mutates && op.inputs.size() == 1) {
+      const bool overwrites =
+          rules.overwrites &&
+          covers(input.sizes, input.strides, input.offset,
+                 itemsize_of(input.dtype), storage.bytes.count());
+      use.access = overwrites ? Access::Overwrite : Access::Update;
+    } else if (rules.updates_statistics &&
+               storage.category == Category::Buffer) {
+      use.access = Access::Scratch;
+    }
+    op.uses.push_back(use);
   }
   builder_.begin_op(std::move(op));
 }
@@ -88,6 +121,7 @@ Value TinyProgram::view(std::string name, const Value& input,
                         std::vector<std::int64_t> sizes) {
   begin(std::move(name), {input}, false);
   builder_.mutable_trace().ops.back().view = true;
+  builder_.mutable_trace().ops.back().aliases = true;
   Value result = dense(input.storage, std::move(sizes));
   end(result);
   return result;
@@ -110,30 +144,57 @@ void TinyProgram::maybe_free(StorageId storage) {
   if (!held.program && held.saves == 0) builder_.free(storage);
 }
 
-Trace TinyProgram::finish() {
+std::vector<ValueId> TinyProgram::ids_of(const std::vector<Value>& values) {
+  std::vector<ValueId> ids;
+  for (const Value& value : values) ids.push_back(builder_.add_value(value));
+  return ids;
+}
+
+void TinyProgram::begin_function(const std::vector<Value>& values) {
+  builder_.add_function(Event::Kind::EnterFunction, ids_of(values));
+  in_function_ = true;
+}
+
+void TinyProgram::end_function(const std::vector<Value>& values) {
+  builder_.add_function(Event::Kind::LeaveFunction, ids_of(values));
+  for (const Value& value : values) builder_.bump_version(value.storage);
+  in_function_ = false;
+}
+
+Trace TinyProgram::finish(const std::vector<std::size_t>& swaps) {
+  while (num_entered_ > 0) {
+    builder_.leave_layer();
+    --num_entered_;
+  }
   builder_.set_phase(Phase::Backward);
   begin("aten::ones_like", {}, false);
   Value gradient = make({1});
   end(gradient);
-  for (std::size_t last = saves_.size(); last > 0;) {
-    std::size_t first = last;
-    const OpId op = saves_[last - 1].op;
-    std::vector<Value> inputs = {gradient};
-    while (first > 0 && saves_[first - 1].op == op) {
-      inputs.push_back(saves_[--first].value);
+  std::vector<std::vector<Saved>> nodes;  // saves by op
+  for (std::size_t i = saves_.size(); i-- > 0;) {
+    if (nodes.empty() || nodes.back().front().op != saves_[i].op) {
+      nodes.emplace_back();
     }
+    nodes.back().push_back(saves_[i]);
+  }
+  for (std::size_t i = 0; i < std::min(swaps.size(), nodes.size()); ++i) {
+    std::swap(nodes[i], nodes[swaps[i] % nodes.size()]);
+  }
+  for (const std::vector<Saved>& node : nodes) {
+    const OpId op = node.front().op;
+    std::vector<Value> inputs = {gradient};
+    for (const Saved& saved : node) inputs.push_back(saved.value);
     builder_.set_layer(builder_.trace().at(op).layer);
     begin(builder_.trace().at(op).name + "_backward", inputs, false, op);
     Value next = make({1});
     end(next);
-    for (std::size_t i = first; i < last; ++i) {
-      builder_.release_save(saves_[i].save);
-      --holders_[saves_[i].value.storage].saves;
-      maybe_free(saves_[i].value.storage);
+    for (const Saved& saved : node) {
+      builder_.release_save(saved.save);
+      --holders_[saved.value.storage].saves;
+      maybe_free(saved.value.storage);
     }
     let_go(gradient);
     gradient = std::move(next);
-    last = first;
   }
   return builder_.finish();
 }

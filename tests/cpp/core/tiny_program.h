@@ -14,8 +14,11 @@ namespace memscale {
 class TinyProgram final {
  public:
   LayerId layer(std::string name);
-  // The layer of the ops that follow.
-  void enter(LayerId layer) { builder_.set_layer(layer); }
+  // The layer of the ops that follow. The first layer of all is the model, in
+  // whose call the others are entered and left.
+  void enter(LayerId layer);
+  // Two calls of a layer, one after the other.
+  void enter_again() { enter(builder_.layer()); }
 
   Value parameter(std::vector<std::int64_t> sizes);
   Value batch(std::vector<std::int64_t> sizes);
@@ -30,8 +33,13 @@ class TinyProgram final {
   // The program's variables of it are gone.
   void let_go(const Value& value);
 
+  // Around a custom Function, which may write these.
+  void begin_function(const std::vector<Value>& values);
+  void end_function(const std::vector<Value>& values);
+
   // Backward of all ops that saved something, last first: each reads its saves.
-  Trace finish();
+  // `swaps`: before, the i-th of them changes places with the swaps[i]-th.
+  Trace finish(const std::vector<std::size_t>& swaps = {});
 
  private:
   struct Holders {
@@ -50,8 +58,11 @@ class TinyProgram final {
              OpId forward = {});
   void end(const Value& result);
   void maybe_free(StorageId storage);
+  std::vector<ValueId> ids_of(const std::vector<Value>& values);
 
   TraceBuilder builder_;
+  bool in_function_ = false;
+  std::size_t num_entered_ = 0;  // the model, and a layer inside of it
   std::vector<Saved> saves_;
   std::unordered_map<StorageId, Holders> holders_;
 };

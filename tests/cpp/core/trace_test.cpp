@@ -46,6 +46,8 @@ Trace small_trace() {
   mm.layer = LayerId(0);
   mm.inputs = {ValueId(0), ValueId(2)};
   mm.outputs = {ValueId(1)};
+  mm.uses = {{.access = Access::Update, .is_leaf = true}, {}};
+  mm.accumulates = mm.transposed = mm.not_waited_for = mm.aliases = true;
   mm.flops = 24;
   mm.moved = 40_B;
   mm.workspace = 512_B;
@@ -61,6 +63,11 @@ Trace small_trace() {
   backward.forward = OpId(0);
   backward.mutates = backward.view = backward.opaque = true;
   backward.in_function = true;
+  trace.events = {
+      {.kind = Event::Kind::EnterLayer, .layer = LayerId(0), .no_grad = true},
+      {.kind = Event::Kind::EnterFunction, .op = 1, .values = {ValueId(1)}},
+      {.kind = Event::Kind::LeaveFunction, .op = 3, .values = {ValueId(1)}},
+      {.kind = Event::Kind::LeaveLayer, .op = 3, .layer = LayerId(0)}};
   trace.saves = {{.op = OpId(0), .value = ValueId(0), .released = OpId(2)},
                  {.op = OpId(1), .value = ValueId(1)}};
   trace.saves_known = false;
@@ -115,6 +122,16 @@ TEST(TraceCheck, NamesTheFirstFault) {
        "ops[0].inputs[1] must point into values, got no id"},
       {[](Trace& t) { t.ops[0].outputs[0] = ValueId(9); },
        "ops[0].outputs[0] must point into values, which has 3, got 9"},
+      {[](Trace& t) { t.ops[0].uses.pop_back(); },
+       "ops[0].uses must be as many as the inputs, 2, or none, got 1"},
+      {[](Trace& t) { t.events[2].op = 0; },
+       "events[2].op must be from 1 to 3, got 0"},
+      {[](Trace& t) { t.events[3].op = 4; },
+       "events[3].op must be from 3 to 3, got 4"},
+      {[](Trace& t) { t.events[0].layer = LayerId(); },
+       "events[0].layer must point into layers, got no id"},
+      {[](Trace& t) { t.events[1].values[0] = ValueId(3); },
+       "events[1].values[0] must point into values, which has 3, got 3"},
       {[](Trace& t) { t.ops[0].flops = -1; },
        "ops[0].flops must be >= 0, got -1"},
       {[](Trace& t) { t.ops[0].moved = Bytes(-2); },
@@ -192,6 +209,10 @@ TEST(TraceJson, IsOneStableLine) {
   trace.ops[0].name = "aten::t";
   trace.ops[0].layer = LayerId(0);
   trace.ops[0].view = true;
+  trace.ops[0].inputs = {ValueId(0)};
+  trace.ops[0].uses = {{.access = Access::Update, .is_leaf = true}};
+  trace.events = {
+      {.kind = Event::Kind::EnterFunction, .op = 1, .values = {ValueId(0)}}};
   trace.saves = {{.op = OpId(0), .value = ValueId(0)}};
   trace.values = {{.storage = StorageId(0),
                    .dtype = Dtype::Float32,
@@ -200,12 +221,19 @@ TEST(TraceJson, IsOneStableLine) {
   trace.storages = {{.bytes = 24_B, .category = Category::OptimizerState}};
   EXPECT_EQ(
       to_json(trace),
-      R"({"format":"memscale-trace","version":2,)"
+      R"({"format":"memscale-trace","version":3,)"
       R"("layers":[{"name":"fc"}],)"
       R"("ops":[{"name":"aten::t","phase":"forward","layer":0,"forward":null,)"
-      R"("inputs":[],"outputs":[],"random":false,"mutates":false,)"
+      R"("inputs":[0],"outputs":[],)"
+      R"("uses":[{"access":"update","is_leaf":true}],)"
+      R"("random":false,"mutates":false,)"
       R"("view":true,"opaque":false,"in_function":false,)"
-      R"("may_write":false,"no_grad":false,"flops":0,"moved":0,"workspace":0,"workspace_known":false,"nanoseconds":0}],)"
+      R"("may_write":false,"no_grad":false,"aliases":false,)"
+      R"("accumulates":false,"transposed":false,"not_waited_for":false,)"
+      R"("flops":0,"moved":0,"workspace":0,)"
+      R"("workspace_known":false,"nanoseconds":0}],)"
+      R"("events":[{"kind":"enter_function","op":1,"layer":null,)"
+      R"("no_grad":false,"values":[0]}],)"
       R"("values":[{"storage":0,"dtype":"float32","sizes":[2,3],)"
       R"("strides":[1,2],"offset":0,"version":0}],)"
       R"("storages":[{"bytes":24,"count":1,"place":"device",)"
@@ -226,8 +254,8 @@ TEST(TraceJson, ReadsBackWhatItWrote) {
 
 TEST(TraceJson, OrderOfFieldsDoesNotMatterWhenRead) {
   EXPECT_EQ(trace_from_json(R"( {"notes":[], "saves_known":true, "saves":[],
-      "storages":[], "values":[], "ops":[], "layers":[],
-      "version":2, "format":"memscale-trace"} )"),
+      "storages":[], "values":[], "events":[], "ops":[], "layers":[],
+      "version":3, "format":"memscale-trace"} )"),
             Trace());
 }
 
@@ -259,9 +287,9 @@ TEST(TraceJson, RefusesAnEditedTraceNamingThePlace) {
        "format must be 'memscale-trace', got 'memscale-plan'"},
       {R"("format":"memscale-trace",)", "",
        "format must be 'memscale-trace', got null"},
-      {R"("version":2)", R"("version":1)", "version must be 2, got 1"},
-      {R"("version":2,)", "", "version must be 2, got null"},
-      {R"("version":2)", R"("version":"2")", "version must be 2, got '2'"},
+      {R"("version":3)", R"("version":2)", "version must be 3, got 2"},
+      {R"("version":3,)", "", "version must be 3, got null"},
+      {R"("version":3)", R"("version":"3")", "version must be 3, got '3'"},
       {R"("backward")", R"("sideways")",
        "ops[2].phase must be one of forward, backward, optimizer, got "
        "'sideways'"},

@@ -1,22 +1,32 @@
-// Who needs which state, and what is let go with its last reader. None of this
-// recurses: lineages can be tens of thousands of ops deep.
+// Who needs which state, and what is let go with its last reader.
 
 #include <utility>
 
-#include "memscale/runtime/tape.h"
-#include "memscale/runtime/tape_lock.h"
+#include "memscale/core/tape/tape.h"
 
 namespace memscale {
 
+bool Tape::hold(StateId id) {
+  if (!states_[id].held) states_[id].held = bytes_.hold(id);
+  return states_[id].held;
+}
+
+void Tape::let_go(StateId id) {
+  if (!std::exchange(states_[id].held, false)) return;
+  bytes_.let_go(id);
+  states_[id].ours = false;
+}
+
+bool Tape::has_bytes(StateId id) const {
+  return states_[id].held && (states_[id].ours || bytes_.is_whole(id));
+}
+
 // Whether its bytes can be had without replaying anything.
-bool Tape::is_there(const State& state) const {
-  if (has_bytes(state)) return true;
-  if ((state.maker != kNone && !state.is_saved) || state.lost ||
-      !is_current(state)) {
-    return false;
-  }
-  const StoragePtr storage = state.original.lock();
-  return storage && is_whole(state, *storage);
+bool Tape::is_there(StateId id) const {
+  if (has_bytes(id)) return true;
+  const State& state = states_[id];
+  return (state.maker == kNone || state.is_saved) && !state.lost &&
+         state.original && bytes_.has_original(id);
 }
 
 // Whether all that its lineage rests on is still there.
@@ -24,9 +34,10 @@ bool Tape::can_claim(StateId id) {
   ++num_searches_;
   std::vector<StateId> path = {id};
   while (!path.empty()) {
-    const State& state = states_[path.back()];
+    const StateId at = path.back();
     path.pop_back();
-    if (state.readers > 0 || is_there(state)) continue;
+    const State& state = states_[at];
+    if (state.readers > 0 || is_there(at)) continue;
     if (state.maker == kNone || state.lost || nodes_[state.maker].done) {
       states_[id].lost = true;  // not to be searched again
       return false;
@@ -44,18 +55,20 @@ bool Tape::can_claim(StateId id) {
 bool Tape::is_worth_dropping(StateId id) {
   if (states_[id].readers > 0) return true;
   ++num_searches_;
-  std::size_t more = 0;
+  std::int64_t more = 0;
   std::vector<StateId> path = {id};
   while (!path.empty()) {
-    const State& state = states_[path.back()];
+    const StateId at = path.back();
     path.pop_back();
+    const State& state = states_[at];
     if (state.readers > 0) continue;
-    if (is_there(state)) {
+    if (is_there(at)) {
       if (!state.is_saved && !state.is_output && !state.is_leaf) {
         more += state.bytes;
       }
       continue;
     }
+    if (state.maker == kNone) return false;  // somebody has just let it go
     Node& node = nodes_[state.maker];
     if (std::exchange(node.search, num_searches_) == num_searches_) continue;
     path.insert(path.end(), node.reads.begin(), node.reads.end());
@@ -66,11 +79,11 @@ bool Tape::is_worth_dropping(StateId id) {
 void Tape::claim(StateId id) {
   std::vector<StateId> path = {id};
   while (!path.empty()) {
-    State& state = states_[path.back()];
+    const StateId at = path.back();
     path.pop_back();
-    if (state.readers++ > 0 || has_bytes(state)) continue;
-    if (is_there(state)) state.held = state.original.lock();
-    if (has_bytes(state)) continue;
+    State& state = states_[at];
+    if (state.readers++ > 0 || has_bytes(at)) continue;
+    if (is_there(at) && hold(at)) continue;
     if (state.maker == kNone) {
       // Another thread has just let it go: backward will say so.
       state.lost = true;
@@ -85,67 +98,42 @@ void Tape::claim(StateId id) {
 
 void Tape::unclaim_all(std::vector<StateId> path) {
   while (!path.empty()) {
-    State& state = states_[path.back()];
+    const StateId id = path.back();
     path.pop_back();
+    State& state = states_[id];
     if (--state.readers > 0) continue;
-    bury(state.changed);
+    bytes_.end_state(id);
     // While the tape is open, kept bytes wait for readers to come.
-    if (state.ours) {
-      state.held.reset();
-    } else if (!open_) {
-      bury(state.held);
-    }
+    if (state.ours || !open_) let_go(id);
     if (!std::exchange(state.by_maker, false)) continue;
     Node& node = nodes_[state.maker];
     if (--node.num_needed > 0 || node.done) continue;
     path.insert(path.end(), node.reads.begin(), node.reads.end());
-    if (!open_) node = Node();
+    if (!open_) clear(state.maker);
   }
 }
 
 // The state is held after all.
-void Tape::forget_maker(State& state) {
+void Tape::forget_maker(StateId id) {
+  State& state = states_[id];
   if (!std::exchange(state.by_maker, false)) return;
   Node& node = nodes_[state.maker];
   if (--node.num_needed > 0 || node.done) return;
-  unclaim_all(node.reads);
+  std::vector<StateId> reads = node.reads;
+  if (!open_) clear(state.maker);
+  unclaim_all(std::move(reads));
 }
 
-void Tape::bury(StoragePtr& storage) {
-  if (storage) buried_.push_back(std::move(storage));
-  storage.reset();
+void Tape::clear(NodeId id) {
+  if (!nodes_[id].done) bytes_.clear_node(id);
+  const bool done = nodes_[id].done;
+  nodes_[id] = Node();
+  nodes_[id].done = done;
 }
 
-void Tape::release(StateId state) noexcept {
-  {
-    const std::lock_guard lock(queue_mutex_);
-    queue_.push_back(state);
-    ++num_queued_;
-  }
-  drain();
-}
-
-// Note [Releasing never waits]
-// A save ends wherever its last owner does: in any thread, with or without the
-// GIL, even inside a replay of this very tape (a kernel in Python lets the
-// garbage collector run). So releases are queued; whoever can lock the tape
-// does them, and whoever has it locked does them afterwards.
-void Tape::drain() noexcept {
-  while (num_queued_ > 0 && owner_ != std::this_thread::get_id() &&
-         mutex_.try_lock()) {
-    owner_ = std::this_thread::get_id();
-    std::vector<StateId> released;
-    {
-      const std::lock_guard lock(queue_mutex_);
-      released.swap(queue_);
-      num_queued_ -= released.size();
-    }
-    for (const StateId state : released) --states_[state].num_saves;
-    unclaim_all(std::move(released));
-    const auto buried = std::exchange(buried_, {});
-    owner_ = std::thread::id();
-    mutex_.unlock();
-  }
+void Tape::release(std::span<const StateId> states) {
+  for (const StateId id : states) --states_[id].num_saves;
+  unclaim_all({states.begin(), states.end()});
 }
 
 }  // namespace memscale

@@ -1,0 +1,65 @@
+#include "memscale/core/tape/locked_tape.h"
+
+#include <memory>
+
+namespace memscale {
+namespace {
+
+std::atomic<WaitFor> wait_function = nullptr;
+
+void lock(std::mutex& mutex) {
+  if (mutex.try_lock()) return;
+  const WaitFor wait = wait_function;
+  if (wait == nullptr) return mutex.lock();
+  wait(mutex);
+}
+
+}  // namespace
+
+void set_wait_for_tape(WaitFor wait) { wait_function = wait; }
+
+LockedTape::Access::Access(LockedTape& of) : of_(of), is_locked_(true) {
+  lock(of_.mutex_);
+  of_.owner_ = std::this_thread::get_id();
+}
+
+LockedTape::Access::Access(LockedTape& of, std::try_to_lock_t /*unused*/)
+    : of_(of), is_locked_(of.mutex_.try_lock()) {
+  if (is_locked_) of_.owner_ = std::this_thread::get_id();
+}
+
+LockedTape::Access::~Access() {
+  if (!is_locked_) return;
+  const std::shared_ptr<void> dead = of_.bytes_.take_dead();
+  of_.owner_ = std::thread::id();
+  of_.mutex_.unlock();
+  of_.drain();
+}
+
+void LockedTape::release(StateId state) noexcept {
+  {
+    const std::lock_guard guard(queue_mutex_);
+    queue_.push_back(state);
+    ++num_queued_;
+  }
+  drain();
+}
+
+void LockedTape::drain() noexcept {
+  while (num_queued_ > 0 && owner_ != std::this_thread::get_id() &&
+         mutex_.try_lock()) {
+    owner_ = std::this_thread::get_id();
+    std::vector<StateId> released;
+    {
+      const std::lock_guard guard(queue_mutex_);
+      released.swap(queue_);
+      num_queued_ -= released.size();
+    }
+    tape_.release(released);
+    const std::shared_ptr<void> dead = bytes_.take_dead();
+    owner_ = std::thread::id();
+    mutex_.unlock();
+  }
+}
+
+}  // namespace memscale
