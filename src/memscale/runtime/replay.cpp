@@ -288,9 +288,11 @@ void Replay::before_function_backward() {
   for_each_unseen_write_in_backward([](const at::Tensor& tensor) {
     before_write(tensor);
     // A backward inside of forward.
-    if (current_call != nullptr && current_call->tape != nullptr &&
-        is_plain(*tensor.unsafeGetTensorImpl())) {
-      current_call->tape->write_aside(own_storage(tensor));
+    if (current_call == nullptr || !is_plain(*tensor.unsafeGetTensorImpl())) {
+      return;
+    }
+    if (TensorTape* const tape = current_call->layers.tape()) {
+      tape->write_aside(key_of(storage_of(tensor)));
     }
   });
 }
