@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -21,16 +21,16 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
 from memscale._C import Recorder
+from memscale._find_optimizer import holds_parameters
 from memscale._optimizer_step import OptimizerLike, describe_optimizer
 from memscale._recorded import add_residents
-from memscale._use_cache import Caches
-from memscale.eight_bit import holds_parameters
-from memscale.estimator import Estimate, find_target
+from memscale.estimator import Estimate
 from memscale.inputs import Call, DescribedCall
 from memscale.layers import find_layers
 from memscale.recording import finish_recording
-from memscale.replay import Replay
+from memscale.techniques.technique import Technique
 from memscale.tracing import TracedStep
+from memscale.training_step import find_target
 
 __all__ = ["FirstRealStep"]
 
@@ -48,16 +48,14 @@ class FirstRealStep:
     def __init__(
         self,
         model: nn.Module,
-        replay: Replay,
-        caches: Caches,
+        techniques: Sequence[Technique],
         find_optimizer: weakref.WeakMethod[Callable[[], OptimizerLike]],
     ) -> None:
         self.estimate: Estimate | None = None
         self.failure = "no backward followed its first calls"
         self._model = weakref.ref(model)
         self._find_optimizer = find_optimizer
-        self._replay = replay
-        self._caches = caches
+        self._techniques = techniques
         self._num_attempts = 0
         self._recorder: Recorder | None = None
         self._call = DescribedCall("")
@@ -84,8 +82,8 @@ class FirstRealStep:
             recorder.add_resident(tensor, "inputs")
         recorder.start()
         self._recorder = recorder
-        self._replay.record(recorder)
-        self._caches.recorder = recorder
+        for technique in self._techniques:
+            technique.record(recorder)
         self._handle = register_optimizer_step_pre_hook(self._before_optimizer)
 
     def evaluates(self) -> None:
@@ -120,8 +118,8 @@ class FirstRealStep:
         recorder, self._recorder = self._recorder, None
         if recorder is None:
             return None
-        self._replay.record(None)
-        self._caches.recorder = None
+        for technique in self._techniques:
+            technique.record(None)
         if self._handle is not None:
             self._handle.remove()
             self._handle = None

@@ -221,14 +221,14 @@ def test_optimize_with_detach_and_wrap_inside() -> None:
 
 
 def test_interrupt_while_planning(monkeypatch: pytest.MonkeyPatch) -> None:
-    from memscale import executor
+    from memscale import _planner
 
     def interrupted(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
     model = make()
     twin = copy_of(model)
-    monkeypatch.setattr(executor, "decide", interrupted)
+    monkeypatch.setattr(_planner, "question_of", interrupted)
     with pytest.raises(KeyboardInterrupt):
         memscale.wrap(model, sample_input=batch())
     assert_as_never_wrapped(model, twin)
@@ -318,3 +318,20 @@ def test_an_argument_that_counts_steps_does_not_plan_for_ever() -> None:
     for step in range(20):
         model(torch.randn(2, 8), step).sum().backward()
     assert len(model._memscale_executor.plans) == 16
+
+
+def test_each_technique_counts_and_says_what_it_does() -> None:
+    model = make()
+    memscale.wrap(model, memscale.Config(mode="aggressive", force_optimize=True))
+    executor = model._memscale_executor
+    assert "without a plan: layers that no plan names: block" in str(executor)
+    optimizer = torch.optim.AdamW(model.parameters())
+    for _ in range(2):
+        model(batch()).square().mean().backward()
+        optimizer.step()
+    counts = executor.technique_stats()
+    assert list(counts) == ["use_cache", "recompute", "optimizer_state"]
+    assert counts["recompute"]["ops_replayed"] == executor.stats().ops_replayed > 0
+    assert counts["optimizer_state"] == {"optimizers_in_8_bits": 1}
+    memscale.detach(model)
+    assert executor.technique_stats()["optimizer_state"] == {"optimizers_in_8_bits": 0}

@@ -9,7 +9,7 @@
 
 #include "memscale/base/error.h"
 #include "memscale/core/op_cost.h"
-#include "memscale/core/optimizer_bits.h"
+#include "memscale/core/techniques/optimizer_state.h"
 #include "memscale/core/workspace.h"
 
 namespace memscale {
