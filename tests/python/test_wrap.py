@@ -318,20 +318,3 @@ def test_an_argument_that_counts_steps_does_not_plan_for_ever() -> None:
     for step in range(20):
         model(torch.randn(2, 8), step).sum().backward()
     assert len(model._memscale_executor.plans) == 16
-
-
-def test_each_technique_counts_and_says_what_it_does() -> None:
-    model = make()
-    memscale.wrap(model, memscale.Config(mode="aggressive", force_optimize=True))
-    executor = model._memscale_executor
-    assert "without a plan: layers that no plan names: block" in str(executor)
-    optimizer = torch.optim.AdamW(model.parameters())
-    for _ in range(2):
-        model(batch()).square().mean().backward()
-        optimizer.step()
-    counts = executor.technique_stats()
-    assert list(counts) == ["use_cache", "recompute", "optimizer_state"]
-    assert counts["recompute"]["ops_replayed"] == executor.stats().ops_replayed > 0
-    assert counts["optimizer_state"] == {"optimizers_in_8_bits": 1}
-    memscale.detach(model)
-    assert executor.technique_stats()["optimizer_state"] == {"optimizers_in_8_bits": 0}
