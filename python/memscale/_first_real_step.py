@@ -17,12 +17,11 @@ from typing import Any
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.optim.optimizer import register_optimizer_step_pre_hook
-from torch.utils.hooks import RemovableHandle
 
 from memscale._C import Recorder
 from memscale._find_optimizer import holds_parameters
 from memscale._optimizer_step import OptimizerLike, describe_optimizer
+from memscale._optimizer_steps import stop_watching, watch
 from memscale._recorded import add_residents
 from memscale.estimator import Estimate
 from memscale.inputs import Call, DescribedCall
@@ -60,7 +59,7 @@ class FirstRealStep:
         self._recorder: Recorder | None = None
         self._call = DescribedCall("")
         self._thread = 0
-        self._handle: RemovableHandle | None = None
+        self._end_if_dropped: weakref.finalize[Any, Any] | None = None
 
     @property
     def has_failed(self) -> bool:
@@ -69,9 +68,16 @@ class FirstRealStep:
 
     def begin(self, call: Call) -> None:
         """The model is about to be called, by this thread."""
+        self._num_attempts += 1
+        try:
+            self._begin(call)
+        except Exception as error:  # the user's step goes on without it
+            self._stop()
+            self._give_up(str(error))
+
+    def _begin(self, call: Call) -> None:
         model = self._model()
         assert model is not None
-        self._num_attempts += 1
         self._thread = threading.get_ident()
         self._call = DescribedCall(str(call), "the first batch")
         device, _ = find_target(model, None)
@@ -84,7 +90,9 @@ class FirstRealStep:
         self._recorder = recorder
         for technique in self._techniques:
             technique.record(recorder)
-        self._handle = register_optimizer_step_pre_hook(self._before_optimizer)
+        self._end_if_dropped = weakref.finalize(self, _end, recorder, self._thread)
+        self._end_if_dropped.atexit = False
+        watch(self)
 
     def evaluates(self) -> None:
         """The model is called without gradients: a step that went backward is over."""
@@ -93,6 +101,23 @@ class FirstRealStep:
 
     def end(self) -> None:
         """The step is over."""
+        stop_watching(self)
+        self._finish()
+
+    def cancel(self) -> None:
+        """Drop what was recorded so far."""
+        stop_watching(self)
+        self._stop()
+
+    def before_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """An optimizer is about to step. See memscale._optimizer_steps."""
+        model = self._model()
+        if self._recorder is None or model is None:
+            return
+        if holds_parameters(optimizer, model):
+            self._finish()
+
+    def _finish(self) -> None:
         recorder = self._stop()
         model, find_optimizer = self._model(), self._find_optimizer()
         if recorder is None or model is None or find_optimizer is None:
@@ -110,38 +135,34 @@ class FirstRealStep:
         except Exception as error:  # the user's step goes on, whatever is wrong here
             self._give_up(str(error))
 
-    def cancel(self) -> None:
-        """Drop what was recorded so far."""
-        self._stop()
-
     def _stop(self) -> Recorder | None:
         recorder, self._recorder = self._recorder, None
         if recorder is None:
             return None
         for technique in self._techniques:
             technique.record(None)
-        if self._handle is not None:
-            self._handle.remove()
-            self._handle = None
-        try:
-            if threading.get_ident() == self._thread:
-                recorder.stop()
-                return recorder
-        except RuntimeError:  # a profiler began meanwhile, and has not ended
-            pass
-        recorder.pause()  # for good: it can only be stopped where it was started
-        self._give_up("its first step was begun by one thread and ended by another")
+        if self._end_if_dropped is not None:
+            self._end_if_dropped.detach()
+        if _end(recorder, self._thread):
+            return recorder
+        self._give_up(
+            "its first step was ended by another thread than began it, or inside of "
+            "a profiler that began after it"
+        )
         return None
 
     def _give_up(self, why: str) -> None:
         self._num_attempts = _MAX_ATTEMPTS
         self.failure = why
 
-    def _before_optimizer(
-        self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any
-    ) -> None:
-        model = self._model()
-        if self._recorder is None or model is None:
-            return
-        if holds_parameters(optimizer, model):
-            self.end()
+
+def _end(recorder: Recorder, thread: int) -> bool:
+    """Stop recording; False if that cannot be done here, and it is abandoned."""
+    try:
+        if threading.get_ident() == thread:
+            recorder.stop()
+            return True
+    except RuntimeError:  # a profiler began meanwhile, and has not ended
+        pass
+    recorder.abandon()
+    return False

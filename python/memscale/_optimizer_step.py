@@ -149,11 +149,16 @@ def trace_step(
             "what it keeps depends on how often it evaluates the loss"
         )
     with _fakes_count_as_parameters():
-        stepped.step()
+        _without_hooks(type(stepped).step)(stepped)
     for parameter, state in stepped.state.items():
         for leaf in pytree.tree_leaves(state):
             if isinstance(leaf, torch.Tensor):
                 recorder.set_state(leaf, parameter)
+
+
+def _without_hooks(step: Any) -> Any:
+    """The step that torch has put its hooks around: those of the process too."""
+    return step.__wrapped__ if getattr(step, "hooked", False) else step
 
 
 def _fill_gradients(parameters: list[torch.Tensor]) -> None:

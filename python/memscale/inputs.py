@@ -89,6 +89,8 @@ def describe(value: Any) -> str:
     """A tensor as "float32[2, 3] on cpu", anything else by its type or value."""
     if isinstance(value, torch.Tensor):
         dtype = str(value.dtype).removeprefix("torch.")
+        if value.is_nested:  # it has no sizes
+            return f"nested {dtype} on {value.device}"
         return f"{dtype}{list(value.shape)} on {value.device}"
     if value is None or isinstance(value, bool | int | float | str):
         return repr(value)

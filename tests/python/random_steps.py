@@ -17,6 +17,8 @@ from torch.utils.checkpoint import checkpoint
 from random_tricks import (
     CappedExponential,
     Doubles,
+    OverwritesInBackward,
+    OverwritesInList,
     OverwritesUnseen,
     ReturnsItsInput,
     ReusesItsSave,
@@ -180,10 +182,13 @@ UNSEEN_FUNCTIONS: dict[str, Make] = {
     "overwrites": lambda a, b, c: _applied(OverwritesUnseen, a * c),
     "overwrites_after": lambda a, b, c: _applied(OverwritesUnseen, a.sin()),
     "overwrites_in_pool": lambda a, b, c: _applied(OverwritesUnseen, a),
+    "overwrites_in_list": lambda a, b, c: _applied(OverwritesInList, a, [b]),
+    "overwrites_in_backward": lambda a, b, c: _applied(OverwritesInBackward, a),
+    "overwrites_own_in_backward": lambda a, b, c: _applied(OverwritesInBackward, a * c),
     "slope": lambda a, b, c: _applied(UnseenSlope, a),
 }
 
 
-def _applied(function: Any, *args: Tensor) -> Tensor:
+def _applied(function: Any, *args: Any) -> Tensor:
     out: Tensor = function.apply(*args)
     return out

@@ -104,6 +104,38 @@ class OverwritesUnseen(Function):
         return gradient * (1 - x.tanh().square()) * 0.5
 
 
+class OverwritesInList(Function):
+    """The same kernel on tensors that it is given in a list."""
+
+    @staticmethod
+    def forward(ctx: Context, x: Tensor, others: list[Tensor]) -> Tensor:
+        for other in others:
+            values = other.detach().numpy()
+            values *= 0.5
+        return x * 1.5
+
+    @staticmethod
+    def backward(ctx: Context, gradient: Tensor) -> Any:  # type: ignore[override]
+        return gradient * 1.5, None
+
+
+class OverwritesInBackward(Function):
+    """That kernel in backward, on what was saved."""
+
+    @staticmethod
+    def forward(ctx: Context, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x.sin()
+
+    @staticmethod
+    def backward(ctx: Context, gradient: Tensor) -> Tensor:  # type: ignore[override]
+        x = ctx.saved_tensors[0]
+        result = gradient * x.cos()
+        values = x.detach().numpy()
+        values *= 0.5
+        return result
+
+
 class UnseenSlope(Function):
     """A kernel that torch does not know makes the result and what is saved."""
 

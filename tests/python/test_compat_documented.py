@@ -21,7 +21,12 @@ def names_of_tests(*patterns: str) -> set[str]:
 def test_names_in_the_page_exist() -> None:
     named = set(re.findall(r"`(test_\w+)`", PAGE.read_text()))
     assert len(named) > 80
-    known = names_of_tests("test_compat_*.py", "test_wrap*.py", "test_use_cache.py")
+    known = names_of_tests(
+        "test_compat_*.py",
+        "test_wrap*.py",
+        "test_use_cache.py",
+        "test_first_real_step.py",
+    )
     assert named - known == set()
 
 

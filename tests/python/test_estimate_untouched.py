@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.optim.optimizer as torch_optimizer
 from torch import nn
 
 import memscale
@@ -268,3 +269,21 @@ class TestNothingIsAllocated:
         assert torch.accelerator.memory_allocated() == before
         # A batch's integers are looked at on the host.
         assert torch.accelerator.max_memory_allocated() == before
+
+
+def test_hooks_on_all_optimizers_are_for_the_users_steps() -> None:
+    calls: list[str] = []
+    register = (
+        torch_optimizer.register_optimizer_step_pre_hook,
+        torch_optimizer.register_optimizer_step_post_hook,
+    )
+    handles = [each(lambda *_: calls.append("stepped")) for each in register]
+    try:
+        model = torch.nn.Linear(4, 4)
+        memscale.estimate(
+            model, torch.ones(2, 4), torch.optim.AdamW(model.parameters())
+        )
+    finally:
+        for handle in handles:
+            handle.remove()
+    assert calls == []

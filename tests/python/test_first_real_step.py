@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import logging
+import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -250,6 +252,22 @@ def profiled(model: nn.Module) -> None:
         train(model)
 
 
+def another_hook(model: nn.Module) -> None:
+    """torch must not find its list of hooks changed while it goes through it."""
+    optimizer = torch.optim.AdamW(model.parameters())
+    calls = []
+    for step in range(STEPS):
+        model(batch(step)).square().mean().backward()
+        if step == 0:
+            handle = torch_optimizer.register_optimizer_step_pre_hook(
+                lambda *_: calls.append(1)
+            )
+        optimizer.step()
+        optimizer.zero_grad()
+    handle.remove()
+    assert len(calls) == STEPS
+
+
 @pytest.mark.parametrize(
     "loop",
     [
@@ -259,6 +277,7 @@ def profiled(model: nn.Module) -> None:
         failing_first,
         forward_first,
         profiled,
+        another_hook,
     ],
     ids=lambda loop: loop.__name__,
 )
@@ -309,6 +328,48 @@ def test_nothing_is_left_behind() -> None:
     memscale.wrap(model, config_of())
     train(model)
     assert len(torch_optimizer._global_optimizer_pre_hooks) == hooks
+
+
+def test_a_model_that_is_dropped_leaves_its_thread_free() -> None:
+    model = make(Branching)
+    memscale.wrap(model, config_of())
+    model(batch())
+    gone = weakref.ref(model)
+    del model
+    assert gone() is None
+    other = make(Branching)
+    memscale.wrap(other, config_of())
+    train(other)
+    assert executor_of(other).plan is not None
+
+
+def test_a_step_that_another_thread_ends(caplog: pytest.LogCaptureFixture) -> None:
+    model = make(Branching)
+    memscale.wrap(model, config_of())
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(batch()).square().mean().backward()
+    thread = threading.Thread(target=optimizer.step)
+    thread.start()
+    thread.join()
+    train(model)
+    assert "ended by another thread" in caplog.text
+    other = make(Branching)  # this thread can be recorded again
+    memscale.wrap(other, config_of())
+    train(other)
+    assert executor_of(other).plan is not None
+
+
+def test_arguments_that_have_no_shape() -> None:
+    class Flexible(Branching):
+        def forward(self, x: torch.Tensor, other: Any = None) -> torch.Tensor:
+            return super().forward(x)
+
+    model = make(Flexible)
+    memscale.wrap(model, config_of())
+    for _ in range(3):
+        other = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+        model(batch(), other).square().mean().backward()
+    assert executor_of(model).plan is not None
 
 
 def test_the_log_says_it_once(caplog: pytest.LogCaptureFixture) -> None:

@@ -25,6 +25,33 @@ for _ in range(3):
 assert memscale._simdev.wait_for_backward()
 """
 
+# The graph holds hooks of Python's, and autograd's thread is the last to let go of it:
+# both threads share a processor, and that one runs only while the other waits. It is
+# still at it when the program ends.
+LATE = """
+import os, threading, time, torch, memscale
+device = memscale.simdev.enable(memory="1GiB")
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+is_let_go = threading.Event()
+
+class Hook:
+    def __call__(self, tensor):
+        return tensor
+
+    def __del__(self):
+        is_let_go.set()
+        time.sleep(1)
+
+def come_last(gradient):
+    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+
+weight = torch.ones(8, 8, device=device, requires_grad=True)
+weight.register_hook(come_last)
+with torch.autograd.graph.saved_tensors_hooks(Hook(), Hook()):
+    (weight @ weight).sum().backward()
+is_let_go.wait()
+"""
+
 FORKED = """
 import os, torch, memscale
 device = memscale.simdev.enable(memory="1GiB")
@@ -65,6 +92,11 @@ def test_a_card_is_estimated_after_a_backward() -> None:
 def test_a_short_program_ends_well() -> None:
     """Several at once: under load autograd's thread is late to let go."""
     assert_ends_well(*[ONE_BACKWARD] * 6)
+
+
+def test_a_program_whose_graph_is_dropped_late_ends_well() -> None:
+    """Without the wait at exit one in four ends with SIGABRT."""
+    assert_ends_well(*[LATE] * 6)
 
 
 def test_a_forked_child_ends_well() -> None:

@@ -12,18 +12,16 @@ import weakref
 from collections import defaultdict
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from typing import Any
 
 import torch
 from torch import nn
-from torch.optim.optimizer import register_optimizer_step_pre_hook
-from torch.utils.hooks import RemovableHandle
 
 from memscale._bitsandbytes import steps_in_pieces
 from memscale._C import Choice, Plan, Recorder
 from memscale._find_optimizer import holds_parameters
 from memscale._optim_adam import OPTIONS, EightBit
 from memscale._optimizer_step import innermost_optimizer
+from memscale._optimizer_steps import stop_watching, watch
 from memscale.optim import from_8bit, is_8bit, to_8bit
 
 __all__ = ["EightBitState", "OptimizerState"]
@@ -101,7 +99,7 @@ class EightBitState:
         self._say_ref = say
         self._seen: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         self.converted: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
-        _watch(self)
+        watch(self)
 
     def _say(self, text: str, level: int) -> None:
         say = self._say_ref()
@@ -185,7 +183,7 @@ class EightBitState:
 
     def detach(self) -> None:
         """Give every optimizer that was converted its own state back."""
-        _stop_watching(self)
+        stop_watching(self)
         with ExitStack() as all_of_them:  # also if one of them fails
             for optimizer in list(self.converted):
                 all_of_them.callback(_give_back, optimizer)
@@ -199,31 +197,3 @@ def _give_back(optimizer: torch.optim.Optimizer) -> None:
         _holders[optimizer] = holders
     elif is_8bit(optimizer):
         from_8bit(optimizer)
-
-
-# ---- every step of every optimizer ----
-
-# Weak: a model that is dropped without being detached is watched no longer.
-_watching: weakref.WeakSet[EightBitState] = weakref.WeakSet()
-_hook: RemovableHandle | None = None
-
-
-def _before_any_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-    for state in list(_watching):
-        state.before_step(optimizer)
-
-
-def _watch(state: EightBitState) -> None:
-    global _hook
-    _watching.add(state)
-    if _hook is None:
-        _hook = register_optimizer_step_pre_hook(_before_any_step)
-
-
-def _stop_watching(state: EightBitState) -> None:
-    # Not when a model is dropped: torch may be going through its hooks right then.
-    global _hook
-    _watching.discard(state)
-    if not _watching and _hook is not None:
-        _hook.remove()
-        _hook = None

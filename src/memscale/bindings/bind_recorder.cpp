@@ -63,6 +63,7 @@ void bind_recorder(py::module_& m) {
            py::arg("device"), py::arg("fake_tensor"), py::arg("fake_run"))
       .def("start", &Recorder::start)
       .def("stop", &Recorder::stop)
+      .def("abandon", &Recorder::abandon)
       .def("pause", &Recorder::pause)
       .def("resume", &Recorder::resume)
       .def("add_layer",

@@ -13,6 +13,7 @@
 
 #include "memscale/base/enum_names.h"
 #include "memscale/bindings/bindings.h"
+#include "memscale/bindings/function_tensors.h"
 #include "memscale/bindings/save_object.h"
 #include "memscale/core/op_times.h"
 #include "memscale/core/replay_rules.h"
@@ -88,6 +89,7 @@ void bind_replay(py::module_& m) {
            py::arg("as_cuda") = false);
 
   set_wait_for_tape(&wait_without_gil);
+  look_into_functions();
   m.def("can_time", &can_time, py::arg("device"));
   m.def("allowed_tf32", [] {
     const Tf32 tf32 = allowed_tf32();

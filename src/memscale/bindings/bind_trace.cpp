@@ -11,6 +11,7 @@
 #include "memscale/base/enum_names.h"
 #include "memscale/bindings/bindings.h"
 #include "memscale/core/fit.h"
+#include "memscale/core/ops/op_table.h"
 #include "memscale/core/timeline.h"
 #include "memscale/core/trace.h"
 #include "memscale/core/trace_json.h"
@@ -109,6 +110,22 @@ void bind_entries(py::module_& m) {
 
 void bind_trace(py::module_& m) {
   bind_entries(m);
+  m.def("op_names", [] {
+    std::vector<std::string> names;
+    for (const OpRow& row : op_rows()) names.emplace_back(row.name);
+    return names;
+  });
+  m.def(
+      "describe_op",
+      [](std::string_view name) { return describe(find_op_row(name)); },
+      py::arg("name"));
+  m.def("dtype_names", [] {
+    std::vector<std::string> names;
+    for (const auto& entry : enum_table<Dtype>()) {
+      names.emplace_back(entry.name);
+    }
+    return names;
+  });
   py::class_<Trace, std::shared_ptr<Trace>>(m, "Trace")
       .def("to_json", &to_json)
       .def_static("from_json", &trace_from_json)

@@ -1,11 +1,9 @@
 #include "memscale/core/cost_model.h"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
-#include <string_view>
 
-#include "memscale/core/op_cost.h"
+#include "memscale/core/ops/op_table.h"
 
 namespace memscale {
 namespace {
@@ -19,57 +17,9 @@ constexpr double kSomeFlops = 15e12;
 constexpr double kSomeHalfFlops = 60e12;
 constexpr double kSomeBandwidth = 500e9;
 
-// Picoseconds an element on one core, where that is more than the bytes take.
-struct Slow {
-  std::string_view name;  // without "aten::" and overload
-  std::int64_t picoseconds;
-};
-constexpr std::array kSlow = {
-    Slow{"tanh", 2600},
-    Slow{"erf", 1400},
-    Slow{"exp", 900},
-    Slow{"log", 900},
-    Slow{"sin", 1300},
-    Slow{"cos", 1300},
-    Slow{"gelu", 600},
-    Slow{"mish", 3900},
-    Slow{"softplus", 1500},
-    Slow{"_softmax", 700},
-    Slow{"pow", 1500},
-    Slow{"bernoulli_", 6000},
-    Slow{"max_pool2d_with_indices", 34000},
-    Slow{"avg_pool2d", 7300},
-    Slow{"native_batch_norm", 2000},
-    Slow{"native_layer_norm", 1000},
-    Slow{"uniform_", 5000},
-    Slow{"normal_", 9000},
-    Slow{"native_dropout", 7000},
-};
-
-std::string_view base_name(std::string_view name) {
-  const std::size_t colons = name.rfind("::");
-  if (colons != name.npos) name.remove_prefix(colons + 2);
-  return name.substr(0, name.find('.'));
-}
-
-bool is_half(const Trace& trace, const Op& op) {
-  return std::ranges::any_of(op.inputs, [&](ValueId id) {
-    const std::string& dtype = trace.at(id).dtype;
-    return dtype == "bfloat16" || dtype == "float16";
-  });
-}
-
-// Those that torch gives to cuBLAS, and to cuDNN.
-bool is_matmul(std::string_view name) {
-  constexpr std::array<std::string_view, 8> kNames = {
-      "mm",     "bmm",     "addmm",    "addmm_",
-      "linear", "baddbmm", "baddbmm_", "_addmm_activation"};
-  return std::ranges::find(kNames, name) != kNames.end();
-}
-
-bool is_of_cudnn(std::string_view name) {
-  return name.find("convolution") != name.npos ||
-         name.starts_with("_cudnn_rnn") || name == "lstm" || name == "gru";
+bool reads_half(const Trace& trace, const Op& op) {
+  return std::ranges::any_of(
+      op.inputs, [&](ValueId id) { return is_half(trace.at(id).dtype); });
 }
 
 std::int64_t elements_of_largest(const Trace& trace, const Op& op) {
@@ -116,13 +66,21 @@ CostModel CostModel::of(const DeviceSpec& device, const Tf32& tf32) {
 }
 
 double CostModel::rate(const Trace& trace, const Op& op) const {
-  if (is_half(trace, op)) return half_flops_;
+  if (reads_half(trace, op)) return half_flops_;
   if (matmul_flops_ == flops_ && convolution_flops_ == flops_) return flops_;
-  const bool is_single = std::ranges::any_of(
-      op.inputs, [&](ValueId id) { return trace.at(id).dtype == "float32"; });
-  const std::string_view name = base_name(op.name);
-  if (is_single && is_matmul(name)) return matmul_flops_;
-  if (is_single && is_of_cudnn(name)) return convolution_flops_;
+  const bool is_single = std::ranges::any_of(op.inputs, [&](ValueId id) {
+    return trace.at(id).dtype == Dtype::Float32;
+  });
+  if (!is_single) return flops_;
+  switch (find_op_row(op.name).library) {
+    case Library::Blas:
+      return matmul_flops_;
+    case Library::Convolution:
+    case Library::Recurrence:
+      return convolution_flops_;
+    case Library::Other:
+      break;
+  }
   return flops_;
 }
 
@@ -134,12 +92,11 @@ std::int64_t CostModel::nanoseconds(const Trace& trace, const Op& op) const {
       1e9 * static_cast<double>(op.moved.count()) / bandwidth_;
   std::int64_t least = 0;
   if (is_cpu_) {
-    const std::string_view name = base_name(op.name);
-    const auto found = std::ranges::find(kSlow, name, &Slow::name);
-    if (found != kSlow.end()) {
+    const std::int64_t picoseconds = find_op_row(op.name).cpu_picoseconds;
+    if (picoseconds > 0) {
       const std::int64_t elements = elements_of_largest(trace, op);
       least = rounded(static_cast<double>(elements) *
-                      static_cast<double>(found->picoseconds) / 1000);
+                      static_cast<double>(picoseconds) / 1000);
     }
   }
   return std::max(rounded(std::max(compute, memory)), least) + call_;

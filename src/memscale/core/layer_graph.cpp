@@ -3,12 +3,11 @@
 #include <algorithm>
 #include <array>
 #include <limits>
-#include <string_view>
 #include <unordered_map>
 #include <unordered_set>
 
 #include "memscale/base/error.h"
-#include "memscale/core/op_cost.h"
+#include "memscale/core/ops/op_cost.h"
 #include "memscale/core/replay_rules.h"
 #include "memscale/core/wide.h"
 
@@ -17,8 +16,8 @@ namespace {
 
 constexpr auto kMaxSum = static_cast<std::int64_t>(power_of_two(50));
 
-constexpr std::array<std::string_view, 4> kPackedTypes = {"float16", "bfloat16",
-                                                          "float32", "float64"};
+constexpr std::array kPackedTypes = {Dtype::Float16, Dtype::BFloat16,
+                                     Dtype::Float32, Dtype::Float64};
 
 // Whether each of the storage's elements is the value's, once.
 bool covers(const Value& value, Bytes storage) {

@@ -1,17 +1,9 @@
 #include "memscale/core/predicted_call.h"
 
 #include <algorithm>
-#include <string_view>
 #include <utility>
 
 namespace memscale {
-namespace {
-
-bool is_floating(std::string_view dtype) {
-  return dtype.find("float") != dtype.npos || dtype.starts_with("complex");
-}
-
-}  // namespace
 
 PredictedCall::PredictedCall(std::span<const TapeRules> layers,
                              const StepSchedule& schedule, PredictedStep& step)
@@ -126,7 +118,7 @@ void PredictedCall::add_history(OpId id) {
   for (const ValueId output : op.outputs) {
     const Value& value = step_.plain.at(output);
     if (value.storage.valid() && step_.plain.at(value.storage).born.valid() &&
-        is_floating(value.dtype)) {
+        is_differentiable(value.dtype)) {
       step_.has_history[value.storage.index()] = true;
     }
   }

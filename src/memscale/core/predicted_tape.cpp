@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <limits>
 
-#include "memscale/core/op_cost.h"
+#include "memscale/core/ops/op_cost.h"
 
 namespace memscale {
 namespace {
@@ -19,9 +19,8 @@ bool covers(const Value& value, Bytes bytes) {
          numel * itemsize_of(value.dtype) == bytes.count();
 }
 
-bool is_packable(std::string_view dtype) {
-  return dtype == "float16" || dtype == "bfloat16" || dtype == "float32" ||
-         dtype == "float64";
+bool is_packable(Dtype dtype) {
+  return is_half(dtype) || dtype == Dtype::Float32 || dtype == Dtype::Float64;
 }
 
 }  // namespace
@@ -298,7 +297,7 @@ void PredictedTape::keep_packed(Node& node) {
   if (rules.draws_bits && node.writes.size() == 1 && node.results.empty()) {
     const Reference& reference = node.references[node.writes.front().place];
     const State& state = states_[node.writes.front().state];
-    const std::string& dtype = step_.plain.at(reference.value).dtype;
+    const Dtype dtype = step_.plain.at(reference.value).dtype;
     if (reference.access == Access::Overwrite && is_packable(dtype) &&
         is_on_cpu(state.storage) && bytes_of(state) > Bytes()) {
       pack(node, Bytes((bytes_of(state).count() / itemsize_of(dtype) + 7) / 8));

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "memscale/base/bytes.h"
+#include "memscale/base/dtype.h"
 #include "memscale/base/enum_names.h"
 #include "memscale/base/ids.h"
 
@@ -99,7 +100,7 @@ struct Storage {
 // A tensor that an op read or returned: a view of a storage, at one version.
 struct Value {
   StorageId storage;  // invalid: unknown (sparse, nested, a wrapper of others)
-  std::string dtype;  // torch's name: "float32"
+  Dtype dtype = Dtype::Float32;
   std::vector<std::int64_t> sizes;
   std::vector<std::int64_t> strides;
   std::int64_t offset = 0;    // in elements

@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "memscale/base/error.h"
-#include "memscale/core/op_facts.h"
+#include "memscale/core/ops/op_facts.h"
 #include "memscale/runtime/memory_tracker.h"
 #include "memscale/runtime/tensor_kinds.h"
 #include "memscale/runtime/unobserved.h"
@@ -61,7 +61,8 @@ Recorder::Recorder(c10::Device device, IsFake is_fake, bool fake_run)
 Recorder::~Recorder() = default;
 
 void Recorder::start() {
-  if (current_recorder() != nullptr) {
+  const Recorder* const other = current_recorder();
+  if (other != nullptr && !other->is_abandoned_) {
     throw TraceError("this thread is being recorded already");
   }
   forward_thread_ = std::this_thread::get_id();

@@ -55,6 +55,12 @@ class Recorder final : public c10::DebugInfoBase,
   // does. stop() must come from the same thread.
   void start();
   void stop();
+  // Record nothing more, from whatever thread; the threads that are observed
+  // may be observed by another recorder from now on.
+  void abandon() {
+    is_abandoned_ = true;
+    pause();
+  }
 
   // ---- what the caller knows and the dispatcher does not ----
   LayerId add_layer(std::string name);
@@ -203,6 +209,7 @@ class Recorder final : public c10::DebugInfoBase,
   std::mutex mutex_;
   TraceBuilder builder_;
   std::atomic<int> paused_{0};
+  std::atomic<bool> is_abandoned_{false};
   bool finished_ = false;
   bool replayed_ = false;
   std::string failure_;  // what ended the recording; empty: nothing did

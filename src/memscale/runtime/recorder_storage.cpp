@@ -4,9 +4,9 @@
 
 #include <string>
 #include <string_view>
-#include <unordered_set>
 #include <utility>
 
+#include "memscale/runtime/dtypes.h"
 #include "memscale/runtime/geometry.h"
 #include "memscale/runtime/op_info.h"
 #include "memscale/runtime/recorder.h"
@@ -55,8 +55,7 @@ ValueId Recorder::value_id(const at::Tensor& tensor) {
   const c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
   Value value;
   value.storage = storage_id(impl);
-  value.dtype =
-      c10::getDtypeNames(c10::typeMetaToScalarType(impl.dtype())).first;
+  value.dtype = dtype_of(c10::typeMetaToScalarType(impl.dtype()));
   if (value.storage.valid()) {
     value.sizes = impl.sizes_default().vec();
     value.strides = impl.strides_default().vec();
@@ -131,16 +130,7 @@ void Recorder::maybe_free(StorageId storage) {
 bool Recorder::fills_new_zeros(const OpInfo& info, const Op& op) const {
   // Gradients of indexing write into zeros that they have just made: in place,
   // but for tensors with a Python subclass.
-  static const std::unordered_set<std::string_view> kFilling = {
-      "aten::scatter_add",
-      "aten::scatter.src",
-      "aten::index_add",
-      "aten::index_put",
-      "aten::_unsafe_index_put",
-      "aten::put",
-      "aten::index_fill.int_Scalar",
-      "aten::masked_scatter"};
-  if (!is_fake_run_ || op.inputs.empty() || !kFilling.contains(info.name)) {
+  if (!is_fake_run_ || op.inputs.empty() || !info.rules.fills_zeros) {
     return false;
   }
   const Trace& trace = builder_.trace();

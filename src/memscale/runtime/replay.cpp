@@ -295,6 +295,18 @@ std::unique_ptr<at::ObserverContext> Replay::begin_function(
   return context;
 }
 
+// The backward of a node begins, perhaps a custom Function's.
+void Replay::before_function_backward() {
+  for_each_unseen_write_in_backward([](const at::Tensor& tensor) {
+    before_write(tensor);
+    // A backward inside of forward.
+    if (current_call != nullptr && current_call->tape != nullptr &&
+        is_plain(*tensor.unsafeGetTensorImpl())) {
+      current_call->tape->write_aside(own_storage(tensor));
+    }
+  });
+}
+
 void Replay::end_function(OpContext& context) {
   Call* const call = current_call.get();
   if (call == nullptr) return;  // it was left inside of the Function
@@ -322,7 +334,9 @@ std::unique_ptr<at::ObserverContext> Replay::on_start(
   }
   const OpInfo* info = find_op_info(fn);
   if (info == nullptr) {
-    return is_custom_function(fn) ? begin_function(fn) : nullptr;
+    if (is_custom_function(fn)) return begin_function(fn);
+    if (is_backward_of_node(fn)) before_function_backward();
+    return nullptr;
   }
   if (!claims.empty() &&
       (info->mutates || info->may_write || info->rules.updates_statistics ||

@@ -81,6 +81,7 @@ class Replay final : public std::enable_shared_from_this<Replay> {
   static std::unique_ptr<at::ObserverContext> begin_function(
       const at::RecordFunction& fn);
   static void end_function(OpContext& context);
+  static void before_function_backward();
 
   const LeafOps leaf_ops_;
   OpTimer timer_;

@@ -184,12 +184,12 @@ void Tape::add_tensor(const at::Tensor& tensor, std::size_t argument,
     access = Access::Update;
   }
   if (access != Access::Read) begin_write(tensor, access);
+  if (node.op->is_view && follows_keep_set_) {
+    running.viewed.emplace_back(storage, Geometry(impl));
+  }
   if (running.why != nullptr) return;
   if (node.op->is_view) {
     find_state(tensor);  // its base is held
-    if (follows_keep_set_) {
-      running.viewed.emplace_back(storage, Geometry(impl));
-    }
     return;
   }
   const StateId state = read_state(tensor);

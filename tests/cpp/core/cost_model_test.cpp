@@ -12,7 +12,7 @@ namespace memscale {
 namespace {
 
 // One op that reads a tensor of this type and makes one of a million elements.
-Trace one_op(std::string name, std::string dtype = "float32") {
+Trace one_op(std::string name, Dtype dtype = Dtype::Float32) {
   Trace trace;
   trace.storages.resize(2);
   for (std::size_t i = 0; i < 2; ++i) {
@@ -45,8 +45,8 @@ TEST(CostModel, Tf32IsForProductsThatMayUseIt) {
   DeviceSpec card = some_card();
   card.tf32_flops = {80e12, Source::Known};
   const auto time = [&](std::string name, const Tf32& tf32,
-                        std::string dtype = "float32") {
-    Trace trace = one_op(std::move(name), std::move(dtype));
+                        Dtype dtype = Dtype::Float32) {
+    Trace trace = one_op(std::move(name), dtype);
     trace.ops[0].flops = 40'000'000'000;
     return work(CostModel::of(card, tf32), trace);
   };
@@ -57,8 +57,8 @@ TEST(CostModel, Tf32IsForProductsThatMayUseIt) {
   EXPECT_EQ(time("aten::convolution_backward", off), 8'000'000);
   EXPECT_EQ(time("aten::convolution_backward", on), 1'000'000);
   EXPECT_EQ(time("aten::sin", on), 8'000'000);
-  EXPECT_EQ(time("aten::mm", on, "float64"), 8'000'000);
-  EXPECT_EQ(time("aten::mm", on, "bfloat16"), 2'000'000);
+  EXPECT_EQ(time("aten::mm", on, Dtype::Float64), 8'000'000);
+  EXPECT_EQ(time("aten::mm", on, Dtype::BFloat16), 2'000'000);
   // As torch has it by default.
   EXPECT_EQ(time("aten::mm", {}), time("aten::mm", off));
   EXPECT_EQ(time("aten::convolution", {}), time("aten::convolution", on));
@@ -143,12 +143,13 @@ TEST(CostModel, ACardReachesAPartOfItsPeaks) {
 TEST(CostModel, ACardIsFasterInHalfPrecision) {
   const CostModel card = CostModel::of(some_card());
   const CostModel cpu = CostModel::of_cpu();
-  for (const std::string dtype : {"bfloat16", "float16", "float32"}) {
+  for (Dtype dtype : {Dtype::BFloat16, Dtype::Float16, Dtype::Float32}) {
     Trace trace = one_op("aten::mm", dtype);
     trace.ops[0].flops = 20'000'000'000;
-    const bool half = dtype != "float32";
-    EXPECT_EQ(work(card, trace), half ? 1'000'000 : 4'000'000) << dtype;
-    EXPECT_EQ(work(cpu, trace), 250'000'000) << dtype;
+    const bool half = dtype != Dtype::Float32;
+    EXPECT_EQ(work(card, trace), half ? 1'000'000 : 4'000'000)
+        << to_string(dtype);
+    EXPECT_EQ(work(cpu, trace), 250'000'000) << to_string(dtype);
   }
 }
 
@@ -159,7 +160,7 @@ TEST(CostModel, WhatIsNotKnownOfACardIsThatOfAMiddlingOne) {
   Trace trace = one_op("aten::mm");
   trace.ops[0].flops = 7'500'000'000;  // half of 15 TFLOP/s
   EXPECT_EQ(work(model, trace), 1'000'000);
-  Trace half = one_op("aten::mm", "float16");
+  Trace half = one_op("aten::mm", Dtype::Float16);
   half.ops[0].flops = 30'000'000'000;
   EXPECT_EQ(work(model, half), 1'000'000);
   Trace moving = one_op("aten::add");

@@ -87,7 +87,7 @@ class Step {
  private:
   static Value over(StorageId storage, std::int64_t numel) {
     return {.storage = storage,
-            .dtype = "float32",
+            .dtype = Dtype::Float32,
             .sizes = {numel},
             .strides = {1}};
   }
@@ -236,7 +236,7 @@ TEST(LayerGraph, UnknownMemoryIsNotReplayedFrom) {
   Step step;
   step.enter(true);
   const Value sparse{
-      .storage = {}, .dtype = "float32", .sizes = {8}, .strides = {}};
+      .storage = {}, .dtype = Dtype::Float32, .sizes = {8}, .strides = {}};
   step.save(step.op("aten::mm", {sparse}, 8));
   EXPECT_EQ(keep_nothing(graph_of(step.finish(), step.layer())).held, 32_B);
 }

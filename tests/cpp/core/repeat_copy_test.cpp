@@ -45,8 +45,10 @@ struct Pair {
   }
   StorageId make() { return builder.add_storage(8_B, Place::Device); }
   ValueId value(StorageId storage) {
-    return builder.add_value(
-        {.storage = storage, .dtype = "int8", .sizes = {8}, .strides = {1}});
+    return builder.add_value({.storage = storage,
+                              .dtype = Dtype::Int8,
+                              .sizes = {8},
+                              .strides = {1}});
   }
   void run(std::string name, const std::vector<StorageId>& inputs) {
     Op op;

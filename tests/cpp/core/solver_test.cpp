@@ -266,5 +266,21 @@ TEST(Pareto, GoesFromTheSmallestPeakToTheFastest) {
   EXPECT_EQ(pareto(problem, 10).front().plan.nanoseconds, 6);
 }
 
+// Found by the property test: an option without host memory looked faster than
+// the best plan known, by the price of the host memory that it leaves unused.
+TEST(Solver, UnusedHostMemoryIsNotTimeWon) {
+  Problem problem;
+  problem.options = {{{.held = 2_B, .forward_peak = 4_B, .nanoseconds = 3},
+                      {.held = 3_B, .forward_peak = 3_B, .host = 3_B},
+                      {.forward_peak = 4_B, .host = 2_B, .nanoseconds = 2}}};
+  problem.layers = {{.options = 0}};
+  problem.device_budget = 8_B;
+  problem.host_budget = 2_B;
+  const SolveResult result = solve(problem);
+  EXPECT_EQ(result.status, SolveStatus::Optimal);
+  EXPECT_EQ(result.plan.choice, (std::vector<std::size_t>{2}));
+  EXPECT_EQ(result.plan.nanoseconds, 2);
+}
+
 }  // namespace
 }  // namespace memscale

@@ -9,8 +9,10 @@ namespace memscale {
 namespace {
 
 Value flat(StorageId storage, std::int64_t numel) {
-  return {
-      .storage = storage, .dtype = "float32", .sizes = {numel}, .strides = {1}};
+  return {.storage = storage,
+          .dtype = Dtype::Float32,
+          .sizes = {numel},
+          .strides = {1}};
 }
 
 }  // namespace

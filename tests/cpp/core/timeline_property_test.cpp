@@ -87,7 +87,7 @@ Trace any_trace() {
   }
   for (Value& value : trace.values) {
     value.storage = maybe_id<StorageId>(0, trace.storages.size());
-    value.dtype = text();
+    value.dtype = any_of<Dtype>();
     value.sizes = *rc::gen::container<std::vector<std::int64_t>>(
         num(4), rc::gen::inRange<std::int64_t>(0, 99));
     value.strides = value.sizes;

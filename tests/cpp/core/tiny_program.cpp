@@ -13,7 +13,7 @@ Value dense(StorageId storage, std::vector<std::int64_t> sizes) {
     strides[i] = std::exchange(stride, stride * sizes[i]);
   }
   return {.storage = storage,
-          .dtype = "float32",
+          .dtype = Dtype::Float32,
           .sizes = std::move(sizes),
           .strides = std::move(strides)};
 }

@@ -13,8 +13,10 @@ namespace {
 using Ids = std::vector<ValueId>;
 
 Value flat(StorageId storage, std::int64_t numel = 4) {
-  return {
-      .storage = storage, .dtype = "float32", .sizes = {numel}, .strides = {1}};
+  return {.storage = storage,
+          .dtype = Dtype::Float32,
+          .sizes = {numel},
+          .strides = {1}};
 }
 
 Op named(std::string name, Ids inputs = {}) {

@@ -29,16 +29,16 @@ Trace small_trace() {
   };
   trace.values = {
       {.storage = StorageId(0),
-       .dtype = "float32",
+       .dtype = Dtype::Float32,
        .sizes = {2, 3},
        .strides = {3, 1}},
       {.storage = StorageId(1),
-       .dtype = "float32",
+       .dtype = Dtype::Float32,
        .sizes = {2, 2},
        .strides = {2, 1},
        .offset = 1,
        .version = 4},
-      {.storage = {}, .dtype = "int64", .sizes = {3}, .strides = {}},
+      {.storage = {}, .dtype = Dtype::Int64, .sizes = {3}, .strides = {}},
   };
   trace.ops.resize(3);
   Op& mm = trace.ops[0];
@@ -194,7 +194,7 @@ TEST(TraceJson, IsOneStableLine) {
   trace.ops[0].view = true;
   trace.saves = {{.op = OpId(0), .value = ValueId(0)}};
   trace.values = {{.storage = StorageId(0),
-                   .dtype = "float32",
+                   .dtype = Dtype::Float32,
                    .sizes = {2, 3},
                    .strides = {1, 2}}};
   trace.storages = {{.bytes = 24_B, .category = Category::OptimizerState}};
@@ -296,7 +296,9 @@ TEST(TraceJson, RefusesAnEditedTraceNamingThePlace) {
       {R"("sizes":[2,3])", R"("sizes":[2,[3]])",
        "values[0].sizes[1] must be an integer of 64 bits, got an array"},
       {R"("dtype":"int64")", R"("dtype":null)",
-       "values[2].dtype must be a text, got null"},
+       "values[2].dtype must be one of float32, float64, "},
+      {R"("dtype":"int64")", R"("dtype":"torch.int64")",
+       "values[2].dtype must be one of float32, float64, "},
       {R"("bytes":24)", R"("bytes":-24)",
        "storages[0].bytes must be >= 0, got -24"},
       {R"({"name":"fc"})", "null", "layers[0] must be an object, got null"},

@@ -61,7 +61,7 @@ def check(kind: str, arms: tuple[str, ...] = ("wrap", "block")) -> Outcome:
             failed = True
             parts.append(f"{name}: RAISES {_brief(error)}")
             continue
-        failed |= arm.difference is not None
+        failed |= not arm.is_equal
         parts.append(f"{name}: {arm}")
         if arm.difference is not None and _is_by_the_cache(model, batch, plain):
             parts.append("a plain model without use_cache differs, too")

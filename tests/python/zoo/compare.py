@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import memscale
-from memscale import Config, OptimizationMode, ledger, replay
+from memscale import Config, OptimizationMode, ledger, memory, replay
 from memscale._C import Tolerance
 from same_bytes import how_far, same_bytes
 from zoo.inputs import Batch
@@ -32,10 +33,20 @@ class Run:
 
     recorded: dict[str, Tensor | None] = field(default_factory=dict)
     random_ops: bool = False
+    held: int = 0  # bytes after the last step, beside the model's
 
 
 def train(model: nn.Module, batch: Batch, steps: int = STEPS) -> Run:
     """A few steps of AdamW on one batch, everything recorded."""
+    gc.collect()
+    with memory.track("cpu") as tracker:
+        run = _train(model, batch, steps)
+        gc.collect()
+        run.held = tracker.current - tracker.before
+    return run
+
+
+def _train(model: nn.Module, batch: Batch, steps: int) -> Run:
     seed(1)
     run = Run()
     trained = [p for p in model.parameters() if p.requires_grad]
@@ -118,16 +129,27 @@ class Arm:
 
     difference: str | None
     stats: replay.Stats
+    held: int  # bytes after the last step, beyond the plain model's
     plan: str = ""
+
+    @property
+    def is_equal(self) -> bool:
+        return self.difference is None and self.held <= 0
 
     def __str__(self) -> str:
         text = (
             f"{self.stats.ops_replayed} of {self.stats.ops_recorded} ops replayed, "
             f"{self.stats.bytes_dropped >> 10} KiB dropped{self.plan}"
         )
-        return (
-            text if self.difference is None else f"{text}, DIFFERS: {self.difference}"
-        )
+        if self.held > 0:
+            text += f", HOLDS {self.held} BYTES MORE between steps"
+        if self.difference is not None:
+            text += f", DIFFERS: {self.difference}"
+        return text
+
+
+def _arm(plain: Run, run: Run, stats: replay.Stats, plan: str = "") -> Arm:
+    return Arm(first_difference(plain, run), stats, run.held - plain.held, plan)
 
 
 def wrapped(model: nn.Module, batch: Batch, plain: Run, **fields: Any) -> Arm:
@@ -144,7 +166,7 @@ def wrapped(model: nn.Module, batch: Batch, plain: Run, **fields: Any) -> Arm:
         layers = sum(layer.recomputes for layer in executor.plan.layers)
         plan = f", a plan for {layers} of {len(executor.plan.layers)} layers"
         plan += " and one made anew" if executor.ledger else ""
-    arm = Arm(first_difference(plain, run), executor.stats(), plan)
+    arm = _arm(plain, run, executor.stats(), plan)
     memscale.detach(model)
     return arm
 
@@ -154,7 +176,7 @@ def attached(model: nn.Module, batch: Batch, plain: Run) -> Arm:
     handle = replay.attach(model, "block", min_bytes=1)
     try:
         run = train(model, batch)
-        return Arm(first_difference(plain, run), handle.stats())
+        return _arm(plain, run, handle.stats())
     finally:
         handle.detach()
 

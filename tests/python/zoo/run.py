@@ -1,23 +1,31 @@
-"""Every architecture of transformers, one after the other, on two processes.
+"""Every architecture of transformers, one after the other, on a few processes.
 
 ::
 
     python tests/python/zoo/run.py                  # all of them (make test-zoo)
     python tests/python/zoo/run.py bert gpt2 t5     # some
     python tests/python/zoo/run.py --arms wrap,smallest,block bert
+    python tests/python/zoo/run.py --processes 1 --results zoo.jsonl
 
 Prints a line for each, with what was compared, and ends with a summary. The exit
 status is 1 if one failed, or if fewer passed than there should be.
+
+With ``--results``, each outcome is written to that file as it comes, one JSON object
+a line. A run that was stopped goes on from there: it leaves out what the file says
+has passed or was skipped, tries again what failed, and sums up all of it.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import multiprocessing
 import os
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
+from dataclasses import asdict
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -82,11 +90,16 @@ class Worker:
         self._process.join()
 
 
-def run_all(kinds: list[str], arms: tuple[str, ...], seconds: int) -> list[Outcome]:
-    """Outcomes in the order in which they come; each is printed at once."""
-    outcomes: list[Outcome] = []
+def run_all(
+    kinds: list[str],
+    arms: tuple[str, ...],
+    seconds: int,
+    processes: int,
+    tell: Callable[[Outcome], None],
+) -> None:
+    """Calls ``tell`` with each outcome, in the order in which they come."""
     waiting = list(reversed(kinds))
-    workers = [Worker(arms) for _ in range(min(PROCESSES, len(kinds)))]
+    workers = [Worker(arms) for _ in range(min(processes, len(kinds)))]
     while waiting or any(worker.kind for worker in workers):
         for worker in workers:
             if worker.kind is None and waiting:
@@ -95,20 +108,40 @@ def run_all(kinds: list[str], arms: tuple[str, ...], seconds: int) -> list[Outco
         ready = wait(busy, timeout=1)
         for i, worker in enumerate(workers):
             if worker.connection in ready:
-                outcomes.append(worker.take())
+                outcome = worker.take()
             elif worker.kind and time.monotonic() > worker.deadline:
-                outcomes.append(
-                    Outcome(worker.kind, "skipped", f"took more than {seconds} s")
-                )
+                text = f"took more than {seconds} s"
+                outcome = Outcome(worker.kind, "skipped", text)
                 worker.stop()
             else:
                 continue
-            print(outcomes[-1], flush=True)
+            tell(outcome)
             if not worker.is_alive:
                 workers[i] = Worker(arms)
     for worker in workers:
         worker.stop()
-    return outcomes
+
+
+class Results:
+    """Outcomes by name; also in a file, if there is one, which is read first."""
+
+    def __init__(self, path: Path | None) -> None:
+        self.outcomes: dict[str, Outcome] = {}
+        self._path = path
+        if path is not None and path.exists():
+            for line in path.read_text().splitlines():
+                outcome = Outcome(**json.loads(line))
+                self.outcomes[outcome.kind] = outcome
+
+    def is_done(self, kind: str) -> bool:
+        return kind in self.outcomes and self.outcomes[kind].status != "failed"
+
+    def add(self, outcome: Outcome) -> None:
+        print(outcome, flush=True)
+        self.outcomes[outcome.kind] = outcome
+        if self._path is not None:
+            with self._path.open("a") as file:
+                print(json.dumps(asdict(outcome)), file=file)
 
 
 def main() -> int:
@@ -119,13 +152,25 @@ def main() -> int:
     parser.add_argument("--arms", default="wrap,block", help=f"of {', '.join(ARMS)}")
     parser.add_argument("--seconds", type=int, default=SECONDS_EACH, help="for each")
     parser.add_argument("--at-least", type=int, help=f"must pass; {AT_LEAST} of all")
+    parser.add_argument("--processes", type=int, default=PROCESSES, help="at a time")
+    parser.add_argument(
+        "--results", type=Path, help="a file to write to and go on from"
+    )
     arguments = parser.parse_args()
     kinds = arguments.kinds or list(architectures())
     at_least = arguments.at_least
     if at_least is None:
         at_least = 0 if arguments.kinds else AT_LEAST
     started = time.monotonic()
-    outcomes = run_all(kinds, tuple(arguments.arms.split(",")), arguments.seconds)
+    results = Results(arguments.results)
+    run_all(
+        [kind for kind in kinds if not results.is_done(kind)],
+        tuple(arguments.arms.split(",")),
+        arguments.seconds,
+        arguments.processes,
+        results.add,
+    )
+    outcomes = [results.outcomes[kind] for kind in kinds]
     return summary(outcomes, at_least, time.monotonic() - started)
 
 

@@ -40,6 +40,7 @@ class Pass {
        std::size_t max_states)
       : instance_(instance),
         bound_(bound),
+        faster_than_(faster_than),
         slowest_(kTimeUnit * (faster_than - 1)),
         max_states_(max_states),
         tails_(tails(instance)),
@@ -92,6 +93,9 @@ class Pass {
         const std::int64_t host = state.host + item.host;
         if (host > host_room) continue;
         const std::int64_t ns = state.nanoseconds + item.nanoseconds;
+        // The bound counts unused host memory as time won: it can be below the
+        // time that is spent already.
+        if (ns >= faster_than_) continue;
         const Wide least = bound_.total(ns, host, reader.at(held));
         if (least > slowest_) continue;
         next_.push_back({held, host, ns,
@@ -187,6 +191,7 @@ class Pass {
 
   const Instance& instance_;
   Bound& bound_;
+  const std::int64_t faster_than_;
   const Wide slowest_;
   const std::size_t max_states_;
   const std::vector<std::int64_t> tails_;

@@ -25,7 +25,7 @@ struct Found {
 // Layer by layer, partial plans (held, host, time). One is dropped if
 //   another has no more of any of the three,
 //   the rest cannot fit after it, or
-//   even its bound is not below `faster_than`.
+//   its time so far, or its bound, is not below `faster_than`.
 // If more than `max_states` are left, those with the largest bounds are given
 // up, and the smallest bound among them is what the result can be off by.
 Found search(const Instance& instance, Bound& bound, std::int64_t faster_than,

@@ -49,9 +49,9 @@ ElementPass step_in_pieces(std::int64_t elements, std::int64_t pieces) {
 }
 
 // 0: not a type that can be held in 8 bits; it stays as it is.
-std::int64_t width_of(std::string_view dtype) {
-  if (dtype == "float32") return kFloat;
-  return dtype == "bfloat16" || dtype == "float16" ? 2 : 0;
+std::int64_t width_of(Dtype dtype) {
+  if (dtype == Dtype::Float32) return kFloat;
+  return is_half(dtype) ? 2 : 0;
 }
 
 Bytes workspace_of(std::int64_t largest, std::int64_t width, int bits,

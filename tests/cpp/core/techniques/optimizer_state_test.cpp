@@ -9,7 +9,7 @@ namespace {
 
 // A weight of 10,000 elements and a bias of 10, a forward op, a backward op
 // that makes the gradients, and an optimizer's step with a temporary.
-Trace adam_step_of(std::string dtype, std::int64_t width) {
+Trace adam_step_of(Dtype dtype, std::int64_t width) {
   Trace trace;
   trace.layers = {{""}};
   const auto storage = [&](std::int64_t elements, Category category,
@@ -53,7 +53,7 @@ Trace adam_step_of(std::string dtype, std::int64_t width) {
 
 TEST(OptimizerBits, BytesOfStates) {
   for (const auto& [dtype, width] :
-       {std::pair("float32", 4), std::pair("bfloat16", 2)}) {
+       {std::pair(Dtype::Float32, 4), std::pair(Dtype::BFloat16, 2)}) {
     const Trace plain = adam_step_of(dtype, width);
     const Trace made = with_8bit_state(plain, true);
     made.check();
@@ -65,19 +65,19 @@ TEST(OptimizerBits, BytesOfStates) {
 }
 
 TEST(OptimizerBits, OtherTypesStayAsTheyAre) {
-  const Trace plain = adam_step_of("float64", 8);
+  const Trace plain = adam_step_of(Dtype::Float64, 8);
   EXPECT_EQ(optimizer_state_bytes(with_8bit_state(plain, true)),
             optimizer_state_bytes(plain));
   // Of a state that may be either, more bytes.
-  Trace both = adam_step_of("float32", 4);
+  Trace both = adam_step_of(Dtype::Float32, 4);
   both.values.push_back(both.values[3]);
-  both.values.back().dtype = "bfloat16";
+  both.values.back().dtype = Dtype::BFloat16;
   EXPECT_EQ(optimizer_state_bytes(with_8bit_state(both, true)),
             Bytes(5 * (20'000 + 79 * 4) + 20 * 4));
 }
 
 TEST(OptimizerBits, TheStepIsOneOpWithoutTemporaries) {
-  const Trace plain = adam_step_of("float32", 4);
+  const Trace plain = adam_step_of(Dtype::Float32, 4);
   const Trace made = with_8bit_state(plain, true);
   ASSERT_EQ(made.ops.size(), 3U);
   EXPECT_EQ(made.ops.back().phase, Phase::Optimizer);
@@ -92,7 +92,7 @@ TEST(OptimizerBits, TheStepIsOneOpWithoutTemporaries) {
 }
 
 TEST(OptimizerBits, ForwardAndBackwardStay) {
-  const Trace plain = adam_step_of("float32", 4);
+  const Trace plain = adam_step_of(Dtype::Float32, 4);
   const Trace made = with_8bit_state(plain, true);
   for (std::size_t i = 0; i < 2; ++i) EXPECT_EQ(made.ops[i], plain.ops[i]);
   for (std::size_t i = 0; i < 2; ++i) {
@@ -101,7 +101,7 @@ TEST(OptimizerBits, ForwardAndBackwardStay) {
 }
 
 TEST(OptimizerBits, AStepByAKernelIsNoSlower) {
-  Trace plain = adam_step_of("float32", 4);
+  Trace plain = adam_step_of(Dtype::Float32, 4);
   // As torch's AdamW moves them; one of each kind was traced, for others too.
   for (Op& op : plain.ops) op.moved = Bytes(50 * 10'000);
   for (const CostModel& cost :
@@ -115,7 +115,7 @@ TEST(OptimizerBits, AStepByAKernelIsNoSlower) {
 }
 
 TEST(OptimizerBits, AStepInPiecesHasItsPrice) {
-  Trace plain = adam_step_of("float32", 4);
+  Trace plain = adam_step_of(Dtype::Float32, 4);
   for (Op& op : plain.ops) op.moved = Bytes(50 * 10'000);
   for (const CostModel& cost :
        {CostModel::of_cpu(), CostModel::of(DeviceSpec())}) {

@@ -1,6 +1,6 @@
 #include <algorithm>
 
-#include "memscale/core/workspace_impl.h"
+#include "memscale/core/ops/workspace/formulas.h"
 
 // Convolutions of one and two dimensions.
 

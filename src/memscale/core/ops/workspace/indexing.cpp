@@ -1,4 +1,4 @@
-#include "memscale/core/workspace_impl.h"
+#include "memscale/core/ops/workspace/formulas.h"
 
 // Ops that pick elements by an index or a mask.
 
@@ -12,7 +12,7 @@ Int mask_positions(const Call& call, const Tensor& rows) {
   Int total = 0;
   for (std::size_t i = 1; i < call.in.size(); ++i) {
     const Tensor& index = call.in[i];
-    if (index.dtype().kind == Kind::Bool && rows.dim() > 0) {
+    if (index.kind() == DtypeKind::Bool && rows.dim() > 0) {
       total += rows.size(0) * index.dim() * kPosition;
     }
   }
@@ -31,6 +31,12 @@ Result index_put(const Call& call) {
 Result gather_scatter(const Call& call) {
   const Tensor& out = call.out.at(0);
   return out.half() ? out.numel() * kFloat : 0;
+}
+
+// With a number for its source, the functional op needs no copy.
+Result scatter(const Call& call) {
+  if (call.overload == "value" && !call.mutates) return 0;
+  return gather_scatter(call);
 }
 
 // What "mean" takes: counts, and which of them are zero.

@@ -1,4 +1,4 @@
-#include "memscale/core/workspace_impl.h"
+#include "memscale/core/ops/workspace/formulas.h"
 
 // Upsampling, pooling and other ops on images, but convolutions.
 

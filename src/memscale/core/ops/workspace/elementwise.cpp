@@ -1,6 +1,6 @@
 #include <algorithm>
 
-#include "memscale/core/workspace_impl.h"
+#include "memscale/core/ops/workspace/formulas.h"
 
 // Elementwise ops and copies: TensorIterator casts operands to one dtype.
 
@@ -8,11 +8,13 @@ namespace memscale::scratch {
 namespace {
 
 // As torch promotes: bool < integer < floating < complex.
-Dtype promoted(const Dtype& a, const Dtype& b) {
-  if (a.kind != b.kind) return a.kind > b.kind ? a : b;
-  if (a.bytes != b.bytes) return a.bytes > b.bytes ? a : b;
+Dtype promoted(Dtype a, Dtype b) {
+  if (kind_of(a) != kind_of(b)) return kind_of(a) > kind_of(b) ? a : b;
+  if (itemsize_of(a) != itemsize_of(b)) {
+    return itemsize_of(a) > itemsize_of(b) ? a : b;
+  }
   // bfloat16 with float16
-  return a != b && a.kind == Kind::Floating ? *find_dtype("float32") : a;
+  return a != b && kind_of(a) == DtypeKind::Floating ? Dtype::Float32 : a;
 }
 
 // The dtype that torch computes in: tensors before 0-dim tensors.
@@ -22,18 +24,18 @@ Dtype common_dtype(std::span<const Tensor> tensors) {
     if (t.dim() > 0) best = best ? promoted(*best, t.dtype()) : t.dtype();
   }
   for (const Tensor& t : tensors) {
-    if (t.dim() == 0 && (!best || t.dtype().kind > best->kind)) {
+    if (t.dim() == 0 && (!best || t.kind() > kind_of(*best))) {
       best = t.dtype();
     }
   }
-  return best.value_or(*find_dtype("float32"));
+  return best.value_or(Dtype::Float32);
 }
 
-Int cast(const Tensor& t, const Dtype& to) {
-  return t.dtype() == to ? 0 : t.numel() * to.bytes;
+Int cast(const Tensor& t, Dtype to) {
+  return t.dtype() == to ? 0 : t.numel() * itemsize_of(to);
 }
 
-Int casts(std::span<const Tensor> tensors, const Dtype& to) {
+Int casts(std::span<const Tensor> tensors, Dtype to) {
   Int total = 0;
   for (const Tensor& t : tensors) total += cast(t, to);
   return total;
@@ -46,7 +48,7 @@ Int elementwise_bytes(const Call& call, std::span<const Tensor> operands) {
   // In place, the result is computed in a copy of the target and then cast.
   if (call.mutates) return casts(operands, inputs) + cast(out, inputs);
   // A scalar may have promoted the result; a comparison's result is bool.
-  const bool compares = out.dtype().kind == Kind::Bool;
+  const bool compares = out.kind() == DtypeKind::Bool;
   return casts(operands, compares ? inputs : out.dtype());
 }
 
@@ -69,14 +71,19 @@ Result elementwise(const Call& call) {
 Result elementwise_masked(const Call& call) {
   std::vector<Tensor> operands;
   for (const Tensor& t : call.in) {
-    if (t.dtype().kind != Kind::Bool) operands.push_back(t);
+    if (t.kind() != DtypeKind::Bool) operands.push_back(t);
   }
   return elementwise_bytes(call, operands);
 }
 
-// Tensor by tensor; the largest cast counts. Copies cast as they go.
+// With the value as a tensor, the functional op casts nothing.
+Result masked_fill(const Call& call) {
+  if (call.overload == "Tensor" && !call.mutates) return 0;
+  return elementwise_masked(call);
+}
+
+// Tensor by tensor; the largest cast counts.
 Result foreach_cast(const Call& call) {
-  if (call.name.starts_with("_foreach_copy")) return 0;
   const Dtype common = common_dtype(call.in);
   Int largest = 0;
   for (const Tensor& t : call.in) largest = std::max(largest, cast(t, common));
@@ -85,7 +92,7 @@ Result foreach_cast(const Call& call) {
 
 Result complex_magnitude(const Call& call) {
   const Tensor& in = call.in.at(0);
-  return in.dtype().kind == Kind::Complex ? in.bytes() : 0;
+  return in.kind() == DtypeKind::Complex ? in.bytes() : 0;
 }
 
 Result copy(const Call& call) {

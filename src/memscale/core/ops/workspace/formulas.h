@@ -9,9 +9,9 @@
 
 #include "memscale/core/trace.h"
 
-// What the formulas of workspace.cpp share. They are measured op by op, see
-// tests/cpp/core/workspace_test.cpp; names in their comments are those of
-// torch's sources.
+// What the formulas for workspaces share. op_table.h says which op has which.
+// They are measured op by op, see tests/cpp/core/ops/workspace_test.cpp; names
+// in their comments are those of torch's sources.
 
 namespace memscale::scratch {
 
@@ -24,34 +24,20 @@ constexpr Int kPage = 4096;
 constexpr Int div_up(Int a, Int b) { return (a + b - 1) / b; }
 constexpr Int up(Int a, Int multiple) { return div_up(a, multiple) * multiple; }
 
-enum class Kind : std::uint8_t { Bool, Integer, Floating, Complex };
-
-struct Dtype {
-  std::string_view name;
-  Int bytes;
-  Kind kind;
-
-  bool operator==(const Dtype& other) const { return name == other.name; }
-};
-
-// Null: not in the table.
-const Dtype* find_dtype(std::string_view name);
-
 // A value with the questions that formulas ask.
 class Tensor final {
  public:
-  explicit Tensor(const Value& value)
-      : value_(&value), dtype_(find_dtype(value.dtype)) {}
+  explicit Tensor(const Value& value) : value_(&value) {}
 
   // If not, nothing else may be asked.
   bool known() const {
-    return dtype_ && value_->sizes.size() == value_->strides.size();
+    return kind() != DtypeKind::Packed &&
+           value_->sizes.size() == value_->strides.size();
   }
-  const Dtype& dtype() const { return *dtype_; }
-  Int element() const { return dtype_->bytes; }
-  bool half() const {
-    return dtype_->kind == Kind::Floating && dtype_->bytes <= 2;
-  }
+  Dtype dtype() const { return value_->dtype; }
+  DtypeKind kind() const { return kind_of(dtype()); }
+  Int element() const { return itemsize_of(dtype()); }
+  bool half() const { return kind() == DtypeKind::Floating && element() <= 2; }
   std::span<const Int> sizes() const { return value_->sizes; }
   Int dim() const { return static_cast<Int>(value_->sizes.size()); }
   // Counted from the end if negative. Throws std::out_of_range.
@@ -76,11 +62,10 @@ class Tensor final {
   }
 
   const Value* value_;
-  const Dtype* dtype_;
 };
 
 struct Call {
-  std::string_view name;  // without its namespace
+  std::string_view overload;
   std::vector<Tensor> in, out;
   bool mutates = false;
   Int threads = 1;
@@ -91,22 +76,43 @@ std::optional<Call> call_of(const Trace& trace, const Op& op, int num_threads);
 
 // Formulas may throw std::out_of_range: fewer tensors or dimensions than the
 // op's schema has.
-using Formula = Result (*)(const Call&);
 
-// workspace_elementwise.cpp: casts and copies
+// workspace.cpp: nothing at all, and copies of what is not contiguous, or of
+// what is neither NCHW nor NHWC
+Result none(const Call& call);
+Result contiguous_first(const Call& call);
+Result contiguous_second(const Call& call);
+Result contiguous_last(const Call& call);
+Result contiguous_inputs(const Call& call);
+Result dense_first(const Call& call);
+Result dense_inputs(const Call& call);
+Result first_and_output(const Call& call);
+template <Int N>
+Result copies_of_first(const Call& call) {
+  return N * call.in.at(0).bytes();
+}
+template <Int N>
+Result copies_of_output(const Call& call) {
+  return N * call.out.at(0).bytes();
+}
+
+// elementwise.cpp: casts and copies
 Result elementwise(const Call& call);
 Result elementwise_masked(const Call& call);
+Result masked_fill(const Call& call);
 Result foreach_cast(const Call& call);
 Result complex_magnitude(const Call& call);
 Result copy(const Call& call);
 Result select_backward(const Call& call);
 
-// workspace_reductions.cpp: sums, losses, normalisation
+// reductions.cpp: sums, losses, normalisation
 Result accumulation(const Call& call);
 Result sum(const Call& call);
 Result mean(const Call& call);
 Result norm(const Call& call);
+Result extremum(const Call& call);
 Result kthvalue(const Call& call);
+Result median(const Call& call);
 Result safe_softmax(const Call& call);
 Result elementwise_loss(const Call& call);
 Result resized_loss(const Call& call);
@@ -115,20 +121,21 @@ Result layer_norm_backward(const Call& call);
 Result batch_norm(const Call& call);
 Result batch_norm_backward(const Call& call);
 
-// workspace_matmul.cpp
+// matmul.cpp
 Result mm(const Call& call);
 Result addmm(const Call& call);
 Result euclidean_distance(const Call& call);
 
-// workspace_indexing.cpp
+// indexing.cpp
 Result index(const Call& call);
 Result index_put(const Call& call);
 Result gather_scatter(const Call& call);
+Result scatter(const Call& call);
 Result scatter_reduce(const Call& call);
 Result masked_select(const Call& call);
 Result embedding_bag_backward(const Call& call);
 
-// workspace_images.cpp
+// images.cpp
 Result im2col(const Call& call);
 Result upsample_nearest(const Call& call);
 Result upsample_linear(const Call& call);
@@ -140,18 +147,19 @@ Result upsample_antialias_backward(const Call& call);
 Result affine_grid(const Call& call);
 Result max_pool_backward(const Call& call);
 
-// workspace_convolution.cpp
+// convolution.cpp
 Result convolution(const Call& call);
 Result convolution_backward(const Call& call);
 
-// workspace_attention.cpp
+// attention.cpp
 Result flash(const Call& call);
 Result flash_backward(const Call& call);
 Result device_attention_backward(const Call& call);
 
-// workspace_recurrent.cpp
+// recurrent.cpp
 Result lstm(const Call& call);
 Result lstm_backward(const Call& call);
+Result lstm_reserve(const Call& call);
 Result lstm_cell(const Call& call);
 Result lstm_cell_backward(const Call& call);
 

@@ -1,6 +1,6 @@
 #include <algorithm>
 
-#include "memscale/core/workspace_impl.h"
+#include "memscale/core/ops/workspace/formulas.h"
 
 // Attention as cpu_flash_attention computes it: each thread holds the scores of
 // a tile of queries with a tile of keys.
@@ -33,7 +33,7 @@ Int backward(const Call& call, Int busy) {
   const Tensor& query = call.in.at(1);
   const Tile tile(query, call.in.at(2));
   Int own = tile.queries * tile.accumulator;
-  if (query.dtype().name == "bfloat16") {
+  if (query.dtype() == Dtype::BFloat16) {
     // A product of bfloat16 sums into float32.
     own += std::max(tile.queries, tile.keys) * tile.head * kFloat + 256;
   }

@@ -1,4 +1,4 @@
-#include "memscale/core/op_cost.h"
+#include "memscale/core/ops/op_cost.h"
 
 #include <gtest/gtest.h>
 
@@ -14,7 +14,7 @@ using Shapes = std::vector<Shape>;
 
 // A call of tensors of these shapes, all float32.
 OpCost cost(std::string name, const Shapes& inputs, const Shapes& outputs,
-            const std::string& dtype = "float32", bool view = false) {
+            Dtype dtype = Dtype::Float32, bool view = false) {
   Trace trace;
   Op op;
   op.name = std::move(name);
@@ -191,19 +191,19 @@ TEST(OpCost, ShapesThatDoNotFitTheSchemaCountAsAnyOp) {
 }
 
 TEST(OpCost, ViewsCostNothing) {
-  EXPECT_EQ(cost("aten::view", {{2, 3}}, {{6}}, "float32", true), OpCost());
+  EXPECT_EQ(cost("aten::view", {{2, 3}}, {{6}}, Dtype::Float32, true),
+            OpCost());
 }
 
 TEST(OpCost, MovedCountsElementsOfTheDtype) {
-  const auto moved = [](const std::string& dtype) {
+  const auto moved = [](Dtype dtype) {
     return cost("aten::relu", {{2, 3}}, {{2, 3}}, dtype).moved;
   };
-  EXPECT_EQ(moved("float32"), 48_B);
-  EXPECT_EQ(moved("bfloat16"), 24_B);
-  EXPECT_EQ(moved("complex128"), 192_B);
-  EXPECT_EQ(moved("float8_e4m3fn"), 12_B);
-  EXPECT_EQ(moved("bool"), 12_B);
-  EXPECT_EQ(moved("unheard_of"), 0_B);
+  EXPECT_EQ(moved(Dtype::Float32), 48_B);
+  EXPECT_EQ(moved(Dtype::BFloat16), 24_B);
+  EXPECT_EQ(moved(Dtype::Complex128), 192_B);
+  EXPECT_EQ(moved(Dtype::Float8E4M3FN), 12_B);
+  EXPECT_EQ(moved(Dtype::Bool), 12_B);
 }
 
 TEST(OpCost, HugeNumbersStopAtTheMaximum) {
@@ -211,18 +211,6 @@ TEST(OpCost, HugeNumbersStopAtTheMaximum) {
   EXPECT_EQ(cost("aten::mm", {{big, big}, {big, big}}, {{big, big}}),
             (OpCost{kMax, Bytes(kMax)}));
   EXPECT_EQ(flops("aten::relu", {{kMax, 4, 0}}, {{kMax, 4, 0}}), 0);
-}
-
-TEST(ItemsizeOf, KnowsTorchsDtypes) {
-  EXPECT_EQ(itemsize_of("float64"), 8);
-  EXPECT_EQ(itemsize_of("float16"), 2);
-  EXPECT_EQ(itemsize_of("int64"), 8);
-  EXPECT_EQ(itemsize_of("uint16"), 2);
-  EXPECT_EQ(itemsize_of("int4"), 1);
-  EXPECT_EQ(itemsize_of("qint32"), 4);
-  EXPECT_EQ(itemsize_of("bits16"), 2);
-  EXPECT_EQ(itemsize_of("float4_e2m1fn_x2"), 1);
-  EXPECT_EQ(itemsize_of("torch.float32"), 0);
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-#include "memscale/core/workspace.h"
+#include "memscale/core/ops/workspace/workspace.h"
 
 #include <gtest/gtest.h>
 
@@ -28,18 +28,18 @@ Sizes packed(const Sizes& sizes) {
   return strides;
 }
 
-Value tensor(Sizes sizes, std::string dtype = "float32") {
+Value tensor(Sizes sizes, Dtype dtype = Dtype::Float32) {
   Value value;
-  value.dtype = std::move(dtype);
+  value.dtype = dtype;
   value.strides = packed(sizes);
   value.sizes = std::move(sizes);
   return value;
 }
 
-Value half(Sizes sizes) { return tensor(std::move(sizes), "bfloat16"); }
+Value half(Sizes sizes) { return tensor(std::move(sizes), Dtype::BFloat16); }
 
-Value strided(Sizes sizes, Sizes strides, std::string dtype = "float32") {
-  Value value = tensor(std::move(sizes), std::move(dtype));
+Value strided(Sizes sizes, Sizes strides, Dtype dtype = Dtype::Float32) {
+  Value value = tensor(std::move(sizes), dtype);
   value.strides = std::move(strides);
   return value;
 }
@@ -114,7 +114,7 @@ TEST(Workspace, ArgumentsThatDoNotFitAreUnknown) {
       bytes("aten::convolution", {tensor({2, 3, 8, 8}), tensor({4, 5, 3, 3})},
             {tensor({2, 4, 6, 6})}),
       std::nullopt);
-  EXPECT_EQ(bytes("aten::add.Tensor", {tensor({4}, "quint8"), x}, {x}),
+  EXPECT_EQ(bytes("aten::add.Tensor", {tensor({4}, Dtype::QUInt8), x}, {x}),
             std::nullopt);
   EXPECT_EQ(bytes("aten::sum", {strided({4, 4}, {4})}, {x}), std::nullopt);
 }
@@ -138,7 +138,7 @@ TEST(Workspace, ElementwiseOpsOfOneDtypeTakeNone) {
   EXPECT_EQ(bytes("aten::add_.Tensor", {x, x}, {x}), 0);
   EXPECT_EQ(bytes("aten::gelu_backward", {x, x}, {x}), 0);
   EXPECT_EQ(bytes("aten::_foreach_addcdiv_.ScalarList", {x, x, x}, {}), 0);
-  EXPECT_EQ(bytes("aten::mul.Tensor", {x, tensor({}, "float64")}, {x}), 4)
+  EXPECT_EQ(bytes("aten::mul.Tensor", {x, tensor({}, Dtype::Float64)}, {x}), 4)
       << "a 0-dim operand is cast as well";
 }
 
@@ -150,13 +150,13 @@ TEST(Workspace, OperandsAreCastToTheCommonDtype) {
             {tensor({4, 4, 64, 64})}),
       65536)
       << "before it is broadcast";
-  const Value mask = tensor({4, 50, 96}, "bool");
+  const Value mask = tensor({4, 50, 96}, Dtype::Bool);
   EXPECT_EQ(bytes("aten::mul.Tensor", {tensor({4, 50, 1}), mask},
                   {tensor({4, 50, 96})}),
             76800);
   EXPECT_EQ(
       bytes("aten::gt.Tensor",
-            {tensor({4, 50, 96}), tensor({4, 50, 96}, "float64")}, {mask}),
+            {tensor({4, 50, 96}), tensor({4, 50, 96}, Dtype::Float64)}, {mask}),
       153600);
   EXPECT_EQ(
       bytes("aten::where.self", {mask, half({4, 50, 96}), tensor({4, 50, 96})},
@@ -188,7 +188,7 @@ TEST(Workspace, ReductionsInHalfPrecision) {
                   {tensor({4, 128, 1, 1})}),
             0);
   EXPECT_EQ(bytes("aten::sum.dim_IntList",
-                  {strided({6, 20, 500}, {10000, 1, 20}, "bfloat16")},
+                  {strided({6, 20, 500}, {10000, 1, 20}, Dtype::BFloat16)},
                   {half({1, 1, 500})}),
             242000)
       << "two dimensions apart";
@@ -199,11 +199,11 @@ TEST(Workspace, ReductionsInHalfPrecision) {
 }
 
 TEST(Workspace, SumsOfBoolsAreInt64) {
-  EXPECT_EQ(bytes("aten::sum.dim_IntList", {tensor({4, 50, 96}, "bool")},
-                  {tensor({4, 50, 1}, "int64")}),
+  EXPECT_EQ(bytes("aten::sum.dim_IntList", {tensor({4, 50, 96}, Dtype::Bool)},
+                  {tensor({4, 50, 1}, Dtype::Int64)}),
             153600);
-  EXPECT_EQ(bytes("aten::cumsum", {tensor({4, 50, 96}, "bool")},
-                  {tensor({4, 50, 96}, "int64")}),
+  EXPECT_EQ(bytes("aten::cumsum", {tensor({4, 50, 96}, Dtype::Bool)},
+                  {tensor({4, 50, 96}, Dtype::Int64)}),
             153600);
 }
 
@@ -222,7 +222,7 @@ TEST(Workspace, WhatIsNotContiguousIsCopied) {
       78336);
   EXPECT_EQ(
       bytes("aten::embedding_dense_backward",
-            {strided({6, 20, 48}, {48, 288, 1}), tensor({6, 20}, "int64")},
+            {strided({6, 20, 48}, {48, 288, 1}), tensor({6, 20}, Dtype::Int64)},
             {tensor({500, 48})}),
       23040);
   EXPECT_EQ(bytes("aten::max", {turned}, {tensor({})}), 76800);
@@ -326,7 +326,7 @@ Sample lstm(std::int64_t steps, std::int64_t batch, std::int64_t features,
                 {tensor({steps, batch, features}),
                  tensor({4 * hidden, features}), w, b, b, state, state},
                 {tensor({steps, batch, hidden}), state, state,
-                 tensor({0}, "uint8") /* as a fake tensor has it */});
+                 tensor({0}, Dtype::UInt8) /* as a fake tensor has it */});
 }
 
 TEST(Workspace, LstmLayer) {
@@ -341,7 +341,7 @@ TEST(LstmReserve, IsWhatTheLayerReturnsForBackward) {
   const auto reserve = [](std::int64_t steps, std::int64_t batch,
                           std::int64_t features, std::int64_t hidden) {
     const Sample s = lstm(steps, batch, features, hidden);
-    return lstm_reserve(s.trace, s.op);
+    return reserved_bytes(s.trace, s.op);
   };
   EXPECT_EQ(reserve(64, 8, 512, 512), Bytes(16166912));
   EXPECT_EQ(reserve(64, 8, 1024, 512), Bytes(22556672));
@@ -355,19 +355,19 @@ TEST(LstmReserve, IsWhatTheLayerReturnsForBackward) {
 
 TEST(LstmReserve, IsUnknownElsewhere) {
   Sample s = lstm(20, 6, 48, 64);
-  s.trace.values[s.op.inputs[0].index()].dtype = "bfloat16";
-  EXPECT_EQ(lstm_reserve(s.trace, s.op), std::nullopt);
+  s.trace.values[s.op.inputs[0].index()].dtype = Dtype::BFloat16;
+  EXPECT_EQ(reserved_bytes(s.trace, s.op), std::nullopt);
   s = lstm(20, 6, 48, 64);
   s.op.outputs.pop_back();
-  EXPECT_EQ(lstm_reserve(s.trace, s.op), std::nullopt) << "without gradients";
+  EXPECT_EQ(reserved_bytes(s.trace, s.op), std::nullopt) << "without gradients";
   s = lstm(20, 6, 48, 64);
   s.op.inputs.resize(1);
-  EXPECT_EQ(lstm_reserve(s.trace, s.op), std::nullopt) << "not its schema";
+  EXPECT_EQ(reserved_bytes(s.trace, s.op), std::nullopt) << "not its schema";
   s = lstm(20, 6, 48, 64);
   for (const char* name : {"aten::mkldnn_rnn_layer_backward", "aten::gru.input",
                            "mylib::mkldnn_rnn_layer"}) {
     s.op.name = name;
-    EXPECT_EQ(lstm_reserve(s.trace, s.op), std::nullopt) << name;
+    EXPECT_EQ(reserved_bytes(s.trace, s.op), std::nullopt) << name;
   }
 }
 

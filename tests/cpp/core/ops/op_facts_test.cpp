@@ -1,4 +1,4 @@
-#include "memscale/core/op_facts.h"
+#include "memscale/core/ops/op_facts.h"
 
 #include <gtest/gtest.h>
 
@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "memscale/base/error.h"
-#include "memscale/core/workspace.h"
+#include "memscale/core/ops/workspace/workspace.h"
 
 namespace memscale {
 namespace {
@@ -14,8 +14,10 @@ namespace {
 using Sizes = std::vector<std::int64_t>;
 
 ValueId add_value(Trace& trace, StorageId storage, const Sizes& sizes) {
-  Value value{
-      .storage = storage, .dtype = "float32", .sizes = sizes, .strides = sizes};
+  Value value{.storage = storage,
+              .dtype = Dtype::Float32,
+              .sizes = sizes,
+              .strides = sizes};
   std::int64_t next = 1;
   for (std::size_t d = sizes.size(); d-- > 0;) {
     value.strides[d] = next;

@@ -1,7 +1,6 @@
 #pragma once
 
 #include <cstdint>
-#include <string_view>
 
 #include "memscale/base/bytes.h"
 #include "memscale/core/trace.h"
@@ -36,8 +35,5 @@ OpCost op_cost(const Trace& trace, const Op& op);
 // Whether a forward convolution (aten::convolution) is transposed, as far as
 // its shapes tell. False for other ops.
 bool is_transposed_convolution(const Trace& trace, const Op& op);
-
-// Bytes of one element, by torch's name of the dtype; 0 if it is not known.
-std::int64_t itemsize_of(std::string_view dtype);
 
 }  // namespace memscale

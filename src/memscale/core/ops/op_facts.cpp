@@ -1,16 +1,16 @@
-#include "memscale/core/op_facts.h"
+#include "memscale/core/ops/op_facts.h"
 
 #include <algorithm>
 #include <cstddef>
 #include <optional>
 #include <set>
 #include <string>
-#include <string_view>
 
 #include "memscale/base/error.h"
-#include "memscale/core/op_cost.h"
+#include "memscale/core/ops/op_cost.h"
+#include "memscale/core/ops/op_table.h"
+#include "memscale/core/ops/workspace/workspace.h"
 #include "memscale/core/techniques/optimizer_state.h"
-#include "memscale/core/workspace.h"
 
 namespace memscale {
 namespace {
@@ -29,10 +29,11 @@ bool is_view(const Trace& trace, const Op& op) {
 // Some losses reduce into the tensor of the unreduced ones: a single number
 // that keeps all of their bytes.
 std::optional<Bytes> unreduced_loss(const Trace& trace, const Op& op) {
-  static const std::set<std::string_view> kLosses = {
-      "aten::mse_loss", "aten::smooth_l1_loss", "aten::binary_cross_entropy",
-      "aten::soft_margin_loss"};
-  if (!kLosses.contains(op.name) || op.outputs.size() != 1) return {};
+  const OpName name = OpName::of(op.name);
+  if (!find_op_row(name).keeps_unreduced || !name.overload.empty() ||
+      op.outputs.size() != 1) {
+    return {};
+  }
   const Value& loss = trace.at(op.outputs[0]);
   if (!loss.storage.valid() || !loss.sizes.empty()) return {};
   const Value& input = trace.at(op.inputs.at(0));
@@ -65,7 +66,7 @@ void add_op_facts(Trace& trace, int num_threads, bool on_cpu) {
       bytes = std::max(bytes, *unreduced);
       op.workspace = std::max(op.workspace - *unreduced, Bytes());
     }
-    if (const auto reserve = lstm_reserve(trace, op)) {
+    if (const auto reserve = reserved_bytes(trace, op)) {
       const StorageId kept = trace.at(op.outputs.back()).storage;
       if (kept.valid()) {
         Bytes& bytes = trace.storages.at(kept.index()).bytes;

@@ -1,7 +1,7 @@
 #include <algorithm>
 #include <functional>
 
-#include "memscale/core/workspace_impl.h"
+#include "memscale/core/ops/workspace/formulas.h"
 
 // Reductions, losses and normalisation: half precision is summed in float32.
 
@@ -76,6 +76,19 @@ Result mean(const Call& call) {
 
 Result norm(const Call& call) {
   return call.in.at(0).half() ? reduction_cast(call) : 0;
+}
+
+// Only the extremum of a whole tensor needs it contiguous, not that along a
+// dimension or of two tensors.
+Result extremum(const Call& call) {
+  if (call.overload == "dim" || call.overload == "other") return 0;
+  return call.in.at(0).contiguous_copy();
+}
+
+// Known along a dimension only.
+Result median(const Call& call) {
+  if (call.overload != "dim") return {};
+  return call.in.at(0).bytes();
 }
 
 // Values and int64 positions.

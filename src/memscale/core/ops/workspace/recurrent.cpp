@@ -1,13 +1,10 @@
 #include <algorithm>
-#include <stdexcept>
 
-#include "memscale/core/workspace.h"
-#include "memscale/core/workspace_impl.h"
+#include "memscale/core/ops/workspace/formulas.h"
 
 // Recurrent layers: oneDNN's LSTM and the simulated device's cells.
 
-namespace memscale {
-namespace scratch {
+namespace memscale::scratch {
 namespace {
 
 constexpr Int kRest = 568;  // bytes, measured whatever the shape
@@ -49,7 +46,7 @@ struct Lstm {
 };
 
 bool in_float32(const Call& call) {
-  return call.in.at(0).dtype().name == "float32";
+  return call.in.at(0).dtype() == Dtype::Float32;
 }
 
 // Without gradients a layer returns no workspace for backward, and takes
@@ -86,20 +83,9 @@ Result lstm_cell_backward(const Call& call) {
   return call.out.at(0).bytes() * 9 / 2 + kPage;
 }
 
-}  // namespace scratch
-
-std::optional<Bytes> lstm_reserve(const Trace& trace, const Op& op) {
-  if (op.name != "aten::mkldnn_rnn_layer") return std::nullopt;
-  const auto call = scratch::call_of(trace, op, 1);
-  // at() throws where the op has fewer tensors or dimensions.
-  try {
-    if (!call || !scratch::trains(*call) || !scratch::in_float32(*call)) {
-      return std::nullopt;
-    }
-    return Bytes(scratch::Lstm(*call).reserve());
-  } catch (const std::out_of_range&) {
-    return std::nullopt;
-  }
+Result lstm_reserve(const Call& call) {
+  if (!trains(call) || !in_float32(call)) return {};
+  return Lstm(call).reserve();
 }
 
-}  // namespace memscale
+}  // namespace memscale::scratch

@@ -14,17 +14,18 @@ namespace memscale {
 // device runs the same kernels; its own ones are known by their names.
 //
 // Zero: the op is known to take none. Nothing: nobody knows (a custom kernel,
-// an op outside of the table, an op whose arguments do not fit its schema).
+// an op whose row has no formula, an op whose arguments do not fit its schema).
 //
 // Ops carry no scalar arguments: strides of convolutions, reduced dimensions
 // and the like are read off the shapes. `op` must belong to `trace`.
 std::optional<Bytes> workspace(const Trace& trace, const Op& op,
                                int num_threads);
 
-// The bytes that oneDNN's LSTM (aten::mkldnn_rnn_layer) keeps from forward to
-// backward: its 4th output, which fake tensors report as empty. Not scratch, so
-// no part of workspace(). Nothing: another op, without gradients (no 4th
-// output), or not in float32. `op` must belong to `trace`.
-std::optional<Bytes> lstm_reserve(const Trace& trace, const Op& op);
+// The bytes that an op keeps from forward to backward in its last output,
+// which fake tensors report as empty. Not scratch, so no part of workspace().
+// Only oneDNN's LSTM (aten::mkldnn_rnn_layer) has such bytes. Nothing: another
+// op, an LSTM without gradients (no 4th output), or one that is not in float32.
+// `op` must belong to `trace`.
+std::optional<Bytes> reserved_bytes(const Trace& trace, const Op& op);
 
 }  // namespace memscale

@@ -1,34 +1,10 @@
-#include "memscale/core/workspace_impl.h"
+#include "memscale/core/ops/workspace/formulas.h"
 
 #include <algorithm>
-#include <array>
+
+#include "memscale/core/ops/op_name.h"
 
 namespace memscale::scratch {
-namespace {
-
-constexpr std::array kDtypes = {
-    Dtype{"float32", 4, Kind::Floating},
-    Dtype{"bfloat16", 2, Kind::Floating},
-    Dtype{"float16", 2, Kind::Floating},
-    Dtype{"float64", 8, Kind::Floating},
-    Dtype{"int64", 8, Kind::Integer},
-    Dtype{"int32", 4, Kind::Integer},
-    Dtype{"bool", 1, Kind::Bool},
-    Dtype{"uint8", 1, Kind::Integer},
-    Dtype{"int8", 1, Kind::Integer},
-    Dtype{"int16", 2, Kind::Integer},
-    Dtype{"complex64", 8, Kind::Complex},
-    Dtype{"complex128", 16, Kind::Complex},
-    Dtype{"float8_e4m3fn", 1, Kind::Floating},
-    Dtype{"float8_e5m2", 1, Kind::Floating},
-};
-
-}  // namespace
-
-const Dtype* find_dtype(std::string_view name) {
-  const auto* found = std::ranges::find(kDtypes, name, &Dtype::name);
-  return found == kDtypes.end() ? nullptr : found;
-}
 
 Int Tensor::product(Int first) const {
   Int result = 1;
@@ -63,7 +39,7 @@ bool Tensor::channels_last() const {
 
 std::optional<Call> call_of(const Trace& trace, const Op& op, int num_threads) {
   Call call;
-  call.name = std::string_view(op.name).substr(op.name.find("::") + 2);
+  call.overload = OpName::of(op.name).overload;
   call.mutates = op.mutates;
   call.threads = num_threads;
   for (const ValueId id : op.inputs) call.in.emplace_back(trace.at(id));
