@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -19,17 +19,17 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from memscale._C import Recorder
+from memscale._find_optimizer import holds_parameters
 from memscale._optimizer_step import OptimizerLike, describe_optimizer
 from memscale._optimizer_steps import stop_watching, watch
 from memscale._recorded import add_residents
-from memscale._use_cache import Caches
-from memscale.eight_bit import holds_parameters
-from memscale.estimator import Estimate, find_target
+from memscale.estimator import Estimate
 from memscale.inputs import Call, DescribedCall
 from memscale.layers import find_layers
 from memscale.recording import finish_recording
-from memscale.replay import Replay
+from memscale.techniques.technique import Technique
 from memscale.tracing import TracedStep
+from memscale.training_step import find_target
 
 __all__ = ["FirstRealStep"]
 
@@ -47,16 +47,14 @@ class FirstRealStep:
     def __init__(
         self,
         model: nn.Module,
-        replay: Replay,
-        caches: Caches,
+        techniques: Sequence[Technique],
         find_optimizer: weakref.WeakMethod[Callable[[], OptimizerLike]],
     ) -> None:
         self.estimate: Estimate | None = None
         self.failure = "no backward followed its first calls"
         self._model = weakref.ref(model)
         self._find_optimizer = find_optimizer
-        self._replay = replay
-        self._caches = caches
+        self._techniques = techniques
         self._num_attempts = 0
         self._recorder: Recorder | None = None
         self._call = DescribedCall("")
@@ -90,8 +88,8 @@ class FirstRealStep:
             recorder.add_resident(tensor, "inputs")
         recorder.start()
         self._recorder = recorder
-        self._replay.record(recorder)
-        self._caches.recorder = recorder
+        for technique in self._techniques:
+            technique.record(recorder)
         self._end_if_dropped = weakref.finalize(self, _end, recorder, self._thread)
         self._end_if_dropped.atexit = False
         watch(self)
@@ -141,8 +139,8 @@ class FirstRealStep:
         recorder, self._recorder = self._recorder, None
         if recorder is None:
             return None
-        self._replay.record(None)
-        self._caches.recorder = None
+        for technique in self._techniques:
+            technique.record(None)
         if self._end_if_dropped is not None:
             self._end_if_dropped.detach()
         if _end(recorder, self._thread):

@@ -11,20 +11,16 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint
 
-from memscale import hardware
-from memscale._oom_place import device_of, tensors_of
 from memscale._optimizer_step import OptimizerLike
 from memscale.config import Config
-from memscale.estimator import Estimate, estimate
-from memscale.inputs import LossFn
+from memscale.estimator import Estimate, estimate_step
+from memscale.inputs import Call
 from memscale.layers import find_layers
+from memscale.training_step import TrainingStep
 
-__all__ = ["Device", "Option", "Step", "find_options"]
-
-Device = torch.device | str | hardware.DeviceSpec | None
+__all__ = ["Option", "estimate_plain", "find_options"]
 
 # A 32-bit state in 8 bits.
 _EIGHT_BIT_SAVES = 3 / 4
@@ -41,33 +37,18 @@ class Option:
     approximate: bool = False
 
 
-@dataclass(frozen=True)
-class Step:
-    """What is estimated: the arguments of explain_oom."""
-
-    model: nn.Module
-    sample_input: Any = None
-    optimizer: OptimizerLike = "adamw"
-    loss_fn: LossFn | None = None
-    device: Device = None
-
-    def estimate(self) -> Estimate:
-        return estimate(
-            self.model,
-            self.sample_input,
-            self.optimizer,
-            # A real step is what has just failed.
-            Config(use_empirical_fallback=False),
-            self.loss_fn,
-            device=self.device,
-        )
+def estimate_plain(step: TrainingStep) -> Estimate:
+    # A real step is what has just failed.
+    return estimate_step(step, Config(use_empirical_fallback=False))
 
 
 # A step with a change; None: it does not apply.
-Change = Callable[[Step], Step | None]
+Change = Callable[[TrainingStep], TrainingStep | None]
 
 
-def find_options(step: Step, made: Estimate, available: int | None) -> list[Option]:
+def find_options(
+    step: TrainingStep, made: Estimate, available: int | None
+) -> list[Option]:
     """Changes that free something, most first: each estimated, but 8-bit states."""
     peak = made.peak_bytes
 
@@ -92,10 +73,10 @@ def find_options(step: Step, made: Estimate, available: int | None) -> list[Opti
     return sorted(found, key=lambda entry: -entry.frees)
 
 
-def _peak_after(change: Change, step: Step) -> int | None:
+def _peak_after(change: Change, step: TrainingStep) -> int | None:
     try:
         changed = change(step)
-        return None if changed is None else changed.estimate().peak_bytes
+        return None if changed is None else estimate_plain(changed).peak_bytes
     except Exception:  # not for this model: one option less
         return None
 
@@ -103,10 +84,12 @@ def _peak_after(change: Change, step: Step) -> int | None:
 # ---- a smaller batch ----
 
 
-def _smaller_batches(step: Step, option: Callable[[str, int], Option]) -> list[Option]:
+def _smaller_batches(
+    step: TrainingStep, option: Callable[[str, int], Option]
+) -> list[Option]:
     """Half the batch and, if that does not fit, the largest half of it that does."""
     found: list[Option] = []
-    full = size = _batch_size(step.sample_input)
+    full = size = _batch_size(step.call)
     while size is not None and size > 1:
         size //= 2
         new_peak = _peak_after(functools.partial(_first_rows, count=size), step)
@@ -120,31 +103,30 @@ def _smaller_batches(step: Step, option: Callable[[str, int], Option]) -> list[O
     return found
 
 
-def _batch_size(sample: Any) -> int | None:
-    """The first dimension, if all tensors of the sample have the same one."""
-    sizes = {t.shape[0] if t.dim() else None for t in tensors_of(sample)}
+def _batch_size(call: Call) -> int | None:
+    """The first dimension, if all tensors of the call have the same one."""
+    sizes = {t.shape[0] if t.dim() else None for t in call.tensors()}
     return sizes.pop() if len(sizes) == 1 else None
 
 
-def _first_rows(step: Step, count: int) -> Step:
+def _first_rows(step: TrainingStep, count: int) -> TrainingStep:
     def cut(tensor: torch.Tensor) -> torch.Tensor:
         rows = tensor.detach()[:count]
         if tensor.is_floating_point():
             return torch.empty_like(rows, device="meta")
         return rows.cpu().clone()  # its values may matter
 
-    sample = pytree.tree_map_only(torch.Tensor, cut, step.sample_input)
-    return replace(step, sample_input=sample)
+    return replace(step, call=step.call.map_tensors(cut))
 
 
 # ---- another model or optimizer ----
 
 
-def _with_sgd(step: Step) -> Step | None:
+def _with_sgd(step: TrainingStep) -> TrainingStep | None:
     return None if step.optimizer is None else replace(step, optimizer="sgd")
 
 
-def _checkpointed(step: Step) -> Step | None:
+def _checkpointed(step: TrainingStep) -> TrainingStep | None:
     changed = _on_meta(step)
     layers = find_layers(changed.model)
     blocks = [layers.modules[name] for row in layers.rows for name in row]
@@ -155,24 +137,22 @@ def _checkpointed(step: Step) -> Step | None:
     return changed if blocks else None
 
 
-def _in_bfloat16(step: Step) -> Step:
+def _in_bfloat16(step: TrainingStep) -> TrainingStep:
     def convert(tensor: torch.Tensor) -> torch.Tensor:
         if not tensor.is_floating_point():
             return tensor
         return torch.empty_like(tensor, dtype=torch.bfloat16, device="meta")
 
-    sample = pytree.tree_map_only(torch.Tensor, convert, step.sample_input)
-    return replace(_on_meta(step, torch.bfloat16), sample_input=sample)
+    converted = step.call.map_tensors(convert)
+    return replace(_on_meta(step, torch.bfloat16), call=converted)
 
 
-def _on_meta(step: Step, dtype: torch.dtype | None = None) -> Step:
+def _on_meta(step: TrainingStep, dtype: torch.dtype | None = None) -> TrainingStep:
     """The step of a copy of the model without bytes."""
-    device = step.device if step.device is not None else device_of(step.model)
     return replace(
         step,
         model=_meta_copy(step.model, dtype),
         optimizer=_same_kind(step.optimizer),
-        device=device,
     )
 
 

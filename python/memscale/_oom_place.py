@@ -8,17 +8,16 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from types import FrameType, TracebackType
-from typing import Any
 
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
 
 from memscale import hardware
 from memscale._C import TraceError, parse_bytes
 from memscale._optimizer_step import OptimizerLike
 from memscale.estimator import Estimate, LayerShare
 from memscale.layers import find_layers
+from memscale.training_step import TrainingStep
 
 __all__ = [
     "allocated_on",
@@ -32,7 +31,6 @@ __all__ = [
     "read_message",
     "read_traceback",
     "resident",
-    "tensors_of",
 ]
 
 # ---- what the error says ----
@@ -93,11 +91,6 @@ def device_of(model: nn.Module) -> torch.device | None:
     for tensor in [*model.parameters(), *model.buffers()]:
         return tensor.device
     return None
-
-
-def tensors_of(sample: Any) -> list[torch.Tensor]:
-    leaves = pytree.tree_leaves(sample)
-    return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
 
 
 def allocated_on(device: torch.device | None) -> int | None:
@@ -163,14 +156,14 @@ def resident(made: Estimate, kept: Iterable[str] = _RESIDENT) -> int:
 
 
 def others_hold(
-    made: Estimate, model: nn.Module, sample: Any, before: int, had_state: bool
+    made: Estimate, step: TrainingStep, before: int, had_state: bool
 ) -> int:
     """Bytes of the device that were held ``before`` the step, and not by it."""
     kept = ["parameters", "buffers"]
     if had_state:
         kept.append("optimizer_state")
-    device = device_of(model)
-    if any(tensor.device == device for tensor in tensors_of(sample)):
+    device = device_of(step.model)
+    if any(tensor.device == device for tensor in step.call.tensors()):
         kept.append("inputs")
     return max(0, before - resident(made, kept))
 

@@ -59,6 +59,11 @@ def why_not_8bit(
     return None
 
 
+def is_plain_adam(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether it is torch's own Adam or AdamW, with options that 8-bit state has."""
+    return why_not_8bit(optimizer) is None
+
+
 @torch.no_grad()
 def to_8bit(
     optimizer: torch.optim.Optimizer,

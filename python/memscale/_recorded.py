@@ -36,7 +36,7 @@ def add_residents(
 
 
 def _inner_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """The tensors that hold the bytes: of a quantised weight, those inside it."""
+    """The tensors that hold the bytes: of a weight that wraps others, those inside."""
     if not is_traceable_wrapper_subclass(tensor):
         yield tensor
         return

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from memscale import _use_cache
+from memscale import _call_events
 from memscale._C import LayerCall, Recorder, TraceError
 from memscale._equal_layers import PLAIN, equal_groups
 from memscale._fake import KnownIntegersMode
@@ -93,7 +93,7 @@ class Row:
         parameters = _tensors_of(self.layers[index])
         call = self.recorder.begin_call(self.ids[index], parameters, tensors)
         output = forward(*args, **kwargs)
-        _use_cache.leave_layer()
+        _call_events.leave_layer()
         self.recorder.end_call(call)
         self.calls[index] = call
         self.signatures[index] = signature

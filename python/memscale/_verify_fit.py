@@ -13,7 +13,7 @@ from memscale import _C
 from memscale._C import HardwareError, TraceError, format_bytes
 from memscale._oom_place import resident
 from memscale._verify_step import Step, said
-from memscale.estimator import estimate_call
+from memscale.estimator import estimate_step
 from memscale.inputs import Call
 
 __all__ = ["Fit", "check_host", "predict", "shorter", "smaller", "sole_device"]
@@ -49,9 +49,7 @@ def predict(step: Step) -> Fit:
         return Fit(unknown="use_static_profiling is off")
     try:
         with step.executor.paused(), _unwrapped(step.model):
-            made = estimate_call(
-                step.model, step.call, None, step.config, step.loss_fn, fallback=False
-            )
+            made = estimate_step(step.training(), step.config, fallback=False)
     except TraceError as error:
         return Fit(unknown=str(error))
     except Exception as error:

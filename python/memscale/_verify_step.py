@@ -17,6 +17,7 @@ from memscale._verify_report import Difference
 from memscale._verify_state import State, random_states
 from memscale.config import Config
 from memscale.inputs import Call, LossFn, find_loss
+from memscale.training_step import TrainingStep
 
 __all__ = [
     "Comparison",
@@ -63,6 +64,10 @@ class Step:
     executor: Executor
     device: torch.device | None = None  # where the inputs go; None: they stay
     config: Config = field(default_factory=Config)
+
+    def training(self) -> TrainingStep:
+        """The step to estimate: forward and backward, no optimizer."""
+        return TrainingStep.of_call(self.model, self.call, None, self.loss_fn)
 
     def roots(self) -> dict[str, nn.Module]:
         """Modules with parameters, by the prefix of their names."""

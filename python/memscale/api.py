@@ -14,10 +14,10 @@ import torch
 from torch import nn
 
 from memscale import logs, verify
-from memscale._C import ConfigError, PlanError
+from memscale._C import ConfigError, PlanError, check_allowed
+from memscale._find_optimizer import check_optimizer
 from memscale._way_in import remove_dead_hooks
 from memscale.config import AsyncOffloadConfig, Config, OptimizationMode
-from memscale.eight_bit import check_optimizer
 from memscale.executor import Executor
 from memscale.inputs import read_call
 from memscale.planning import load_plan
@@ -171,24 +171,16 @@ def _attach(
     if optimizer is not None:
         check_optimizer(optimizer, model)
     call = None if sample_input is None else read_call(sample_input)
-    told = None
+    given = None
     source = config.plan  # read once: a copy of a text of any length
     if source is not None:
         if not config.resolve().enable_checkpointing:
             raise ConfigError("plan must not be given with enable_checkpointing=False")
-        told = load_plan(source, model)
-        if (
-            told.optimizer_bits == 8
-            and config.is_set("use_8bit_optimizer")
-            and not config.use_8bit_optimizer
-        ):
-            raise ConfigError(
-                "use_8bit_optimizer must not be False with a plan whose "
-                "optimizer_bits is 8"
-            )
+        given = load_plan(source, model)
+        check_allowed(given, config)
     if getattr(model, EXECUTOR, None) is not None:
         detach(model)  # from here on nothing that the caller said can be wrong
-    executor = Executor(model, config, optimizer, told)
+    executor = Executor(model, config, optimizer, given)
     object.__setattr__(model, EXECUTOR, executor)
     _wrapped[id(model)] = model
     executor.on_detach(functools.partial(_forget, weakref.ref(model)))

@@ -34,6 +34,7 @@ from memscale._optimizer_step import optimizer_names
 from memscale.benchmarks.models import BENCHMARK_MODELS
 from memscale.estimator import Estimate
 from memscale.report import table
+from memscale.training_step import DEFAULT_BATCH, DEFAULT_LENGTH
 
 __all__ = ["main"]
 
@@ -249,8 +250,8 @@ def _print_title(options: argparse.Namespace, subject: Subject, device: str) -> 
 
 def _sizes(options: argparse.Namespace) -> dict[str, Any]:
     return {
-        "batch": options.batch or memscale.estimator.DEFAULT_BATCH,
-        "length": options.seq or memscale.estimator.DEFAULT_LENGTH,
+        "batch": options.batch or DEFAULT_BATCH,
+        "length": options.seq or DEFAULT_LENGTH,
     }
 
 

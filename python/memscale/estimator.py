@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from memscale import hardware, simdev
+from memscale import hardware
 from memscale._C import (
     Fit,
     HardwareError,
@@ -30,26 +30,25 @@ from memscale._C import (
     Instant,
     Timeline,
     Trace,
-    TraceError,
+    granularity_of,
 )
 from memscale._C import fit as fit_bytes
 from memscale._optimizer_step import OptimizerLike, describe_optimizer
 from memscale.config import Config
-from memscale.inputs import Call, DescribedCall, LossFn, build_call, read_call
+from memscale.inputs import Call, DescribedCall, LossFn
 from memscale.recording import record_step
 from memscale.report import estimate_text
 from memscale.tracing import CannotTrace, TracedStep, trace_step
+from memscale.training_step import (
+    DEFAULT_BATCH,
+    DEFAULT_LENGTH,
+    Device,
+    TrainingStep,
+)
 
-__all__ = ["Estimate", "LayerShare", "estimate"]
+__all__ = ["Estimate", "LayerShare", "estimate", "estimate_step"]
 
 _log = logging.getLogger("memscale")
-
-# Used where no sample is given and the model says what it takes.
-DEFAULT_BATCH = 1
-DEFAULT_LENGTH = 128
-
-# The caching allocators of accelerators hand out multiples of this.
-_ACCELERATOR_GRANULARITY = 512
 
 
 @dataclass(frozen=True)
@@ -110,7 +109,7 @@ class Estimate:
     @property
     def granularity(self) -> int:
         """The device's allocator hands out multiples of this many bytes."""
-        return 1 if self.device.type == "cpu" else _ACCELERATOR_GRANULARITY
+        return granularity_of(self.device.type)
 
     @cached_property
     def timeline(self) -> Timeline:
@@ -221,7 +220,7 @@ def estimate(
     config: Config | None = None,
     loss_fn: LossFn | None = None,
     *,
-    device: torch.device | str | hardware.DeviceSpec | None = None,
+    device: Device = None,
     batch: int = DEFAULT_BATCH,
     length: int = DEFAULT_LENGTH,
 ) -> Estimate:
@@ -242,121 +241,53 @@ def estimate(
     (``config.use_empirical_fallback``). Raises InputError, TraceError, HardwareError,
     or the model's own error if it rejects the sample.
     """
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
-    if isinstance(model, torch.jit.ScriptModule):
-        raise TraceError("a scripted module cannot be traced: pass the original")
-    # What torch.compile made of it (asking for its class would import dynamo): the
-    # module inside is traced; what compiling saves beyond that is not known.
-    model = getattr(model, "_orig_mod", model)
-    if loss_fn is not None and not callable(loss_fn):
-        raise InputError(f"loss_fn must be callable, got {loss_fn!r}")
     if config is not None and not isinstance(config, Config):
         raise TypeError(f"config must be a Config, got {type(config).__name__}")
-    for name, value in (("batch", batch), ("length", length)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise InputError(f"{name} must be a positive integer, got {value!r}")
-    describe_optimizer(optimizer)  # a bad name is the first error
-    target = find_target(model, device)
-    if sample_input is None:
-        call = build_call(model, batch, length)
-    else:
-        call = read_call(sample_input, loss_fn)
-    return estimate_call(
-        model, call, optimizer, config or Config(), loss_fn, target=target
+    step = TrainingStep.of(
+        model, sample_input, optimizer, loss_fn, device, batch=batch, length=length
     )
+    return estimate_step(step, config or Config())
 
 
-def estimate_call(
-    model: nn.Module,
-    call: Call,
-    optimizer: OptimizerLike,
-    config: Config,
-    loss_fn: LossFn | None,
-    *,
-    target: tuple[torch.device, str] | None = None,
-    fallback: bool = True,
+def estimate_step(
+    step: TrainingStep, config: Config, *, fallback: bool = True
 ) -> Estimate:
-    """The same for a call that is known; ``fallback`` False: never run the model."""
-    device, name = target or find_target(model, None)
+    """The same for a step that is known; ``fallback`` False: never run the model."""
     fallback = fallback and config.use_empirical_fallback
-    step: TracedStep | None = None
+    traced: TracedStep | None = None
     why = "use_static_profiling is off"
     if config.use_static_profiling:
         try:
-            step = trace_step(model, call, device, loss_fn=loss_fn, optimizer=optimizer)
+            traced = trace_step(
+                step.model,
+                step.call,
+                step.device,
+                loss_fn=step.loss_fn,
+                optimizer=step.optimizer,
+            )
         except CannotTrace as error:
             if not fallback:
                 raise
             why = str(error)
-            _log_once(f"{type(model).__name__} is recorded for real, because {why}")
+            _log_once(
+                f"{type(step.model).__name__} is recorded for real, because {why}"
+            )
     elif not fallback:
         raise InputError(
             "one of use_static_profiling and use_empirical_fallback must be on"
         )
-    if step is None:
-        step = record_step(
-            model, call, device, loss_fn=loss_fn, optimizer=optimizer, why=why
+    if traced is None:
+        traced = record_step(
+            step.model,
+            step.call,
+            step.device,
+            loss_fn=step.loss_fn,
+            optimizer=step.optimizer,
+            why=why,
         )
-    return Estimate(step, call, describe_optimizer(optimizer), name)
+    return Estimate(traced, step.call, describe_optimizer(step.optimizer), step.target)
 
 
 @functools.cache
 def _log_once(text: str) -> None:
     _log.warning(text)
-
-
-def find_target(
-    model: nn.Module, device: torch.device | str | hardware.DeviceSpec | None
-) -> tuple[torch.device, str]:
-    """The device whose tensors to trace, and what to call it."""
-    if device is None:
-        found = _device_of(model)
-        return found, str(found)
-    if isinstance(device, hardware.DeviceSpec):
-        return _stand_in_device(), device.name
-    try:
-        found = torch.device(device)
-    except RuntimeError:
-        if device == "sim":
-            return simdev.enable(), "sim"
-        return _stand_in_device(), hardware.find(str(device)).name
-    if found.type == "meta":
-        raise InputError("device must be one that computes, got meta")
-    if found.type == "cpu":
-        return found, str(device)
-    accelerator = torch.accelerator.current_accelerator(check_available=True)
-    if accelerator is None or accelerator.type != found.type:
-        raise HardwareError(
-            f"device must be one that torch has here, got {found}; a card that is "
-            'not here goes by its name, "RTX 3090"'
-        )
-    return torch.device(found.type, found.index or 0), str(device)
-
-
-def _device_of(model: nn.Module) -> torch.device:
-    devices = {p.device for p in model.parameters()} or {
-        b.device for b in model.buffers()
-    }
-    real = {device for device in devices if device.type != "meta"}
-    if len(real) > 1:
-        raise TraceError(
-            "the model must be on one device, got "
-            + " and ".join(sorted(map(str, real)))
-            + "; pass device= to estimate it on one"
-        )
-    if real:
-        return real.pop()
-    accelerator = torch.accelerator.current_accelerator()
-    if devices and accelerator is not None:
-        return torch.device(accelerator.type, 0)
-    return torch.device("cpu")
-
-
-def _stand_in_device() -> torch.device:
-    """For cards: real CUDA tensors where there are any, else the simulated device."""
-    if torch.cuda.is_available():
-        return torch.device("cuda", 0)
-    if hasattr(torch, "sim"):
-        return torch.device("sim", 0)
-    return simdev.enable()

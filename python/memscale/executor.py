@@ -26,35 +26,18 @@ from torch import nn
 
 from memscale import logs, replay
 from memscale._before_call import BeforeCall
-from memscale._bitsandbytes import steps_in_pieces
-from memscale._C import Error, InputError, Plan, PlanError, TraceError
+from memscale._C import Choice, Plan
 from memscale._first_real_step import FirstRealStep
-from memscale._leaks import remove_fakes_of_failures
-from memscale._optimizer_step import (
-    OptimizerLike,
-    innermost_optimizer,
-    only_of,
-)
-from memscale._planned import (
-    Planned,
-    doubts_about,
-    is_for_another_batch,
-    resident_bytes,
-    state_of,
-)
-from memscale._progress import progress
-from memscale._shell import without_hooks_of_users
-from memscale._signature import Signatures
-from memscale._use_cache import Caches
-from memscale.config import Config, EffectiveConfig, OptimizationMode
-from memscale.eight_bit import EightBitState, find_optimizer
-from memscale.estimator import Estimate, estimate_call
+from memscale._planned import doubts_about, is_for_another_batch
+from memscale._planner import Kind, Planner
+from memscale.config import Config
 from memscale.inputs import Call
-from memscale.layers import find_layers, parameter_bytes
-from memscale.ledger import Entry, Watch
+from memscale.layers import find_layers
+from memscale.ledger import Entry, Measurement
 from memscale.plan_text import plan_text, wrapped_text
-from memscale.planning import as_wrapped, decide, forgets_cache
-from memscale.targets import check_model, innermost, is_compiled
+from memscale.planning import fallback_choices
+from memscale.targets import innermost, is_compiled
+from memscale.techniques.table import make_techniques
 
 __all__ = ["Executor"]
 
@@ -71,9 +54,6 @@ _NOT_BUILT = (
     "observability_port",
 )
 
-# Of batches that are planned for: each costs about a second, once.
-_MAX_KINDS = 16
-
 # Tracing changes what the process has one of: random states, switches of torch.
 _tracing = threading.RLock()
 
@@ -86,52 +66,58 @@ class Executor:
         model: nn.Module,
         config: Config,
         optimizer: torch.optim.Optimizer | None = None,
-        told: Plan | None = None,
+        given: Plan | None = None,
     ) -> None:
         self.config = config
-        self.effective = config.resolve()
-        model = innermost(model)
+        self.compiled = is_compiled(model := innermost(model))
         # Weak: a model that is dropped is freed at once, as it would be without us.
         self._model_ref = weakref.ref(model)
-        # Weak as well: what it holds may be as large.
-        self._optimizer_ref = None if optimizer is None else weakref.ref(optimizer)
-        # Weak: nothing here waits for a garbage collection.
-        self._caches = Caches(model, weakref.WeakMethod(self.say))
+        self._given = given
         self._on_detach: list[Callable[[], object]] = []
-        self._planned: Signatures[Planned] = Signatures()
         self._plan: Plan | None = None
-        self._watch: Watch | None = None
+        self._kind: Kind | None = None  # whose step is being measured
+        self._measurement: Measurement | None = None
         self._first_step: FirstRealStep | None = None  # that is being recorded
-        self._why_not_traced: str | None = None
-        self._said_unlike = False
-        self._said_batch = False
-        self.ledger: list[Entry] = []
-        self.compiled = is_compiled(model)
-        self._said_compiled = self.compiled
-        self._told = told
-        self._policy = _policy(self.effective, self.compiled, config.budget)
-        self._layers = list(find_layers(model).modules)
+        self._said: set[str] = {"compiled"} if self.compiled else set()
         # Called at the model's first call in training, before it is planned for.
         self.first_checks: list[Callable[..., object]] = []
-        self._replay = replay.attach(
-            model, self._policy, around=self._caches.in_call, before=BeforeCall(self)
+        fallback = self._fallback(only_asked=False)
+        asked = self._fallback(only_asked=True)
+        # What each technique does while there is no plan.
+        self._otherwise = fallback if self.compiled else asked
+
+        # Weak: nothing here waits for a garbage collection.
+        say = weakref.WeakMethod(self.say)
+        # Weak as well: what it holds may be as large.
+        stepped_by = None if optimizer is None else weakref.ref(optimizer)
+        made = make_techniques(
+            model,
+            list(find_layers(model).modules),
+            stepped_by,
+            fallback,
+            BeforeCall(self),
+            say,
         )
+        self.techniques = made.all
+        self._recompute = made.recompute
+        self._replay = made.recompute.replay
         self._replay.owned_by(weakref.WeakMethod(self.detach))
-        self._eight_bit: EightBitState | None = None
+        for technique in self.techniques:
+            self._on_detach.append(technique.detach)
+        self._planner = Planner(
+            model,
+            config,
+            stepped_by,
+            self.techniques,
+            say,
+            weakref.WeakMethod(self.paused),
+            can_record=self._recompute.can_record,
+        )
         try:
-            if told is not None:
-                self._follow(told)
+            self._follow(given)
         except BaseException:
-            self._replay.detach()
+            self.detach()
             raise
-        self._on_detach.append(self._replay.detach)
-        is_asked_for = config.is_set("use_8bit_optimizer")
-        if (is_asked_for and self.effective.use_8bit_optimizer) or (
-            told is not None and told.optimizer_bits == 8
-        ):
-            self._hold_state_in_8_bits()
-        elif self.compiled:
-            self._hold_state_as_the_mode_says()
 
     @property
     def _model(self) -> nn.Module:
@@ -140,9 +126,10 @@ class Executor:
             raise ReferenceError("the model of this executor is gone")
         return model
 
-    @property
-    def _optimizer(self) -> torch.optim.Optimizer | None:
-        return None if self._optimizer_ref is None else self._optimizer_ref()
+    def _fallback(self, only_asked: bool) -> dict[str, Choice]:
+        return fallback_choices(
+            self._model, self.config, is_compiled=self.compiled, only_asked=only_asked
+        )
 
     # ---- what users ask ----
 
@@ -154,11 +141,20 @@ class Executor:
     @property
     def plans(self) -> list[Plan]:
         """One for each kind of batch that was seen."""
-        return [each.plan for each in self._planned.values() if each.plan is not None]
+        return self._planner.plans
+
+    @property
+    def ledger(self) -> list[Entry]:
+        """Predicted and measured: the first steps of each plan."""
+        return self._planner.ledger
 
     def stats(self) -> replay.Stats:
         """Saves dropped, ops replayed, and what could not be, since it was wrapped."""
         return self._replay.stats()
+
+    def technique_stats(self) -> dict[str, dict[str, int]]:
+        """What each technique counts, by the technique's name."""
+        return {each.name: each.stats() for each in self.techniques}
 
     def reset_stats(self) -> None:
         self._replay.reset_stats()
@@ -170,7 +166,11 @@ class Executor:
 
     def __str__(self) -> str:
         text = wrapped_text(self._model, self.config, self.compiled)
-        return text if self._plan is None else f"{text}\n{plan_text(self._plan)}"
+        if self._plan is not None:
+            return f"{text}\n{plan_text(self._plan)}"
+        words = [each.describe() for each in self.techniques]
+        done = "; ".join(word for word in words if word is not None)
+        return f"{text}\nwithout a plan: {done}" if done else text
 
     # ---- attach and detach ----
 
@@ -204,115 +204,77 @@ class Executor:
         the model rejects. (A batch that it rejects is about to meet the model itself,
         which says so better.)
         """
-        if self._told is not None or self.compiled:
+        if self._given is not None or self.compiled:
             return self._plan
         with _tracing:
-            return self._planned_for(call, is_sample).plan
+            self._kind_of(call, is_sample)
+            return self._plan
 
-    def _planned_for(self, call: Call, is_sample: bool = False) -> Planned:
-        state = state_of(self._model)
-        planned = self._planned.find(call, state)
-        if planned is None and len(self._planned) == _MAX_KINDS:
-            return Planned(self._plan)  # an argument that counts steps, say
-        if planned is None:
-            planned = self._make_plan(call, is_sample)
-            self._planned.add(call, state, planned)
-            if len(self._planned) == _MAX_KINDS:
-                self.say(f"{_MAX_KINDS} kinds of batches: later ones get no plan")
-        first_step = planned.first_step
-        if first_step is not None and first_step.estimate is not None:
-            planned.first_step = None  # also if no plan is within the budget
-            self._plan_from(planned, first_step.estimate, self._optimizer_now())
-        elif first_step is not None and first_step.has_failed:
-            planned.first_step = None
-            self._say_no_plan(first_step.failure)
-        if planned.plan is not self._plan:
-            self._follow(planned.plan)
-        if planned.plan is not None and planned.plan.optimizer_bits == 8:
-            self._hold_state_in_8_bits()
-        return planned
-
-    def _hold_state_in_8_bits(self) -> None:
-        if self._eight_bit is not None:
-            return
-        # Weak: nothing here waits for a garbage collection.
-        self._eight_bit = EightBitState(self._model, weakref.WeakMethod(self.say))
-        self._on_detach.append(self._eight_bit.detach)
-        if self._optimizer is not None:
-            self._eight_bit.convert(self._optimizer)
+    def _kind_of(self, call: Call, is_sample: bool = False) -> Kind | None:
+        """The batch's kind; its plan is the one in use now."""
+        kind = self._planner.kind_of(call, is_sample)
+        if kind is None:
+            return None
+        if kind.trouble is not None:
+            self._go_without_plan(kind.trouble)
+            kind.trouble = None
+        if kind.plan is not self._plan:
+            self._follow(kind.plan)
+        return kind
 
     def _follow(self, plan: Plan | None) -> None:
         self._plan = plan
-        # A recorded step does not show what reads a cache that a layer has left.
-        self._caches.early = (
-            plan is not None and forgets_cache(plan) and self._why_not_traced is None
-        )
-        # By name: layers may have come and gone since the model was wrapped.
-        chosen: dict[str, replay.Policy] = {}
-        if plan is not None:
-            chosen = {each.layer: each.keep_set or each.policy for each in plan.layers}
-        self._replay.set_policies(
-            [chosen.get(name, self._policy) for name in self._layers]
-        )
+        is_traced = self._planner.why_not_traced is None
+        for technique in self.techniques:
+            technique.attach(plan, self._otherwise.get(technique.name), is_traced)
 
-    # ---- the first steps, see memscale.ledger ----
+    def _go_without_plan(self, why: str) -> None:
+        text = f"{type(self._model).__name__} runs without a prediction: {why}"
+        if self.config.budget is not None:
+            text += (
+                "; each layer keeps only its inputs, and whether that is within the "
+                "budget is not known"
+            )
+        self.say(text, logging.WARNING)
+        self._otherwise = self._fallback(only_asked=False)
+        if self._plan is None:
+            self._follow(None)
+
+    # ---- steps ----
 
     def begin_step(self, call: Call) -> None:
         """The model is about to be called for training."""
         self._look_for_unlike_calls()
-        if self._told is not None:
-            self._look_at_batch(self._told, call)
-        if self._told is not None or self.compiled:
+        if self._given is not None:
+            self._look_at_batch(self._given, call)
+        if self._given is not None or self.compiled:
             return
         with _tracing:
             self._end_step()
-            planned = self._planned_for(call)
-            if planned.first_step is not None:
-                self._record(planned.first_step, call)
-            watch = planned.watch
-            if watch is not None and not watch.done:
-                self._watch = watch
-                self._replay.time_ops(watch.op_times)
-                watch.begin_step(*self._now())
-
-    def _record(self, first_step: FirstRealStep, call: Call) -> None:
-        self._first_step = first_step
-        # The least that can be held: nobody knows yet what fits.
-        self._replay.set_policies(["block"] * len(self._layers))
-        first_step.begin(call)
+            kind = self._kind_of(call)
+            if kind is None:
+                return
+            if kind.first_step is not None:
+                self._first_step = kind.first_step
+                # Nobody knows yet what fits.
+                self._recompute.hold_least()
+                kind.first_step.begin(call)
+            times = self._planner.times_to_measure(kind)
+            if times is not None:
+                self._kind = kind
+                self._replay.time_ops(times)
+                self._measurement = Measurement(self._device(), self._replayed())
 
     def _end_step(self) -> None:
         first_step, self._first_step = self._first_step, None
         if first_step is not None:
             first_step.end()
             self._follow(self._plan)
-        watch, self._watch = self._watch, None
-        if watch is None:
-            return
-        self._replay.time_ops(None)
-        watch.end_step(*self._now())
-        if not watch.done:
-            return
-        self.ledger += watch.entries
-        self.say(f"measured: {watch.entries[-1]}")
-        self._plan_anew(watch)
-
-    def _look_for_unlike_calls(self) -> None:
-        if not self._said_unlike and self.stats().calls_unlike_keep_set:
-            self._said_unlike = True
-            self.say(
-                "some layers ran other ops than the plan knows: from the first "
-                "difference on they keep what is expensive and recompute the rest",
-                logging.WARNING,
-            )
-
-    def _look_at_batch(self, plan: Plan, call: Call) -> None:
-        if not self._said_batch and is_for_another_batch(plan, call):
-            self._said_batch = True
-            self.say(
-                f"the plan was made for {plan.call}, this batch is {call}: its "
-                "prediction is not of this one"
-            )
+        measurement, self._measurement = self._measurement, None
+        if measurement is not None:
+            assert self._kind is not None
+            self._replay.time_ops(None)
+            self._planner.add_step(self._kind, measurement.end(self._replayed()))
 
     def void_step(self) -> None:
         """What is measured would not be a step of training."""
@@ -320,15 +282,10 @@ class Executor:
         if first_step is not None:
             first_step.cancel()
             self._follow(self._plan)
-        watch, self._watch = self._watch, None
-        if watch is not None:
+        measurement, self._measurement = self._measurement, None
+        if measurement is not None:
             self._replay.time_ops(None)
-            watch.cancel()
-
-    def _now(self) -> tuple[torch.device, int]:
-        device = next((p.device for p in self._model.parameters()), None)
-        replayed = self._replay.stats().nanoseconds_replayed
-        return device or torch.device("cpu"), replayed
+            measurement.cancel()
 
     def evaluates(self) -> None:
         """The model is called without gradients."""
@@ -338,163 +295,40 @@ class Executor:
             first_step.evaluates()
             self._first_step = first_step
 
-    def _plan_anew(self, watch: Watch) -> None:
-        """Once, if what was measured breaks what was promised."""
-        planned = next(p for p in self._planned.values() if p.watch is watch)
-        traced, planned.traced = planned.traced, None
-        margin, is_slow = watch.margin(), watch.is_slow()
-        if traced is None or not (margin or is_slow):
-            return
-        try:
-            plan = decide(
-                traced,
-                self.config,
-                watch.plan.model,
-                margin=margin,
-                op_times=(watch.op_times, self._layers) if is_slow else None,
-                optimizer=self._optimizer_now(),
-                layer_bytes=parameter_bytes(find_layers(self._model)),
-            )
-        except PlanError as error:
-            text = f"the first steps need more than predicted, and {error}"
-            self.say(text, logging.WARNING)
-            return
-        planned.plan = plan
-        self.say(f"planned anew after the first steps:\n{plan_text(plan)}")
+    def _device(self) -> torch.device:
+        device = next((p.device for p in self._model.parameters()), None)
+        return device or torch.device("cpu")
 
-    def _make_plan(self, call: Call, is_sample: bool) -> Planned:
-        model = self._model
-        name = type(model).__name__
-        check_model(model)  # it may have been sharded since it was wrapped
-        compiled = [part for part, m in model.named_modules() if is_compiled(m)]
-        if compiled:
-            self._say_no_plan(
-                f"{compiled[0] or name} is compiled, and its graphs hold what the "
-                "compiler chose"
-            )
-            return Planned()
-        if not self.config.use_static_profiling:
-            return self._plan_later("use_static_profiling is off")
-        if self._why_not_traced is not None:
-            return self._plan_later(self._why_not_traced)
-        optimizer = self._optimizer_now()
-        traced: Estimate | None = None
-        planned = Planned()
-        try:
-            with (
-                progress(f"planning {name}"),
-                self.paused(),
-                without_hooks_of_users(),
-            ):
-                traced = as_wrapped(
-                    lambda: estimate_call(
-                        model, call, optimizer, self.config, None, fallback=False
-                    )
-                )
-                if not traced.trace.saves_known:
-                    raise TraceError(
-                        "the tensors that autograd saves could not be recorded (the "
-                        "model uses torch.func)"
-                    )
-                self._plan_from(planned, traced, optimizer)
-        except PlanError:
-            raise
-        except Error as error:
-            return self._plan_later(str(error))
-        except Exception as error:
-            if is_sample:
-                lines = str(error).splitlines() or [""]
-                raise InputError(
-                    f"{name} rejects sample_input ({call}): "
-                    f"{type(error).__name__}: {lines[0]}"
-                ) from error
-            # If the model rejects the batch, it will say so itself in a moment.
-            return self._plan_later(f"{type(error).__name__} while tracing it: {error}")
-        finally:
-            # Errors are in cycles with their frames, which would keep the model and
-            # this batch alive until the next collection.
-            if traced is None:
-                remove_fakes_of_failures()
-        return planned
+    def _replayed(self) -> int:
+        return self._replay.stats().nanoseconds_replayed
 
-    def _plan_from(
-        self, planned: Planned, traced: Estimate, optimizer: OptimizerLike
-    ) -> None:
-        """Plan with a traced or recorded step. Raises PlanError for a small budget."""
-        plan = decide(
-            traced,
-            self.config,
-            type(self._model).__name__,
-            optimizer=optimizer,
-            layer_bytes=parameter_bytes(find_layers(self._model)),
-        )
-        self.say(plan_text(plan))
-        planned.plan = plan
-        if self.config.warmup_steps > 0:
-            planned.traced = traced
-            planned.watch = Watch(
-                plan, resident_bytes(traced, plan), self.config.warmup_steps
-            )
-
-    def _plan_later(self, why: str) -> Planned:
-        """With the first real step, where that can be recorded."""
-        names = list(find_layers(self._model).modules)
-        if (
-            not self.config.use_empirical_fallback
-            or self._policy == "keep"
-            or names != self._layers
-        ):
-            self._say_no_plan(why)
-            return Planned()
-        if self._why_not_traced is None:
-            self._why_not_traced = why
-            self.say(
-                f"{type(self._model).__name__} is planned after its first step, which "
-                "is recorded as it runs, each layer keeping only its inputs; it could "
-                f"not be traced before, because {why}"
-            )
-        return Planned(
-            first_step=FirstRealStep(
-                self._model,
-                self._replay,
-                self._caches,
-                weakref.WeakMethod(self._optimizer_now),
-            )
-        )
-
-    def _optimizer_now(self) -> torch.optim.Optimizer | str:
-        """The optimizer that steps the model, as it was before conversion to 8 bits."""
-        found = self._optimizer or find_optimizer(self._model)
-        if found is None:
-            return "adamw"
-        found = innermost_optimizer(found)
-        if self._eight_bit is not None:
-            found = self._eight_bit.before(found)
-        # Of parameters that are not the model's, nothing is known here.
-        return only_of(found, self._model.parameters())
-
-    def _say_no_plan(self, why: str) -> None:
-        text = f"{type(self._model).__name__} runs without a prediction: {why}"
-        if self.config.budget is not None:
-            text += (
-                "; each layer keeps only its inputs, and whether that is within the "
-                "budget is not known"
-            )
-        self.say(text, logging.WARNING)
-        self._hold_state_as_the_mode_says()
-
-    def _hold_state_as_the_mode_says(self) -> None:
-        """Without a plan. Where it takes long, it has to be asked for."""
-        device, _ = self._now()
-        is_asked_for = self.config.is_set("use_8bit_optimizer")
-        if self.effective.use_8bit_optimizer and (
-            is_asked_for or not steps_in_pieces(device.type)
-        ):
-            self._hold_state_in_8_bits()
+    # ---- words ----
 
     def say(self, text: str, level: int = logging.INFO) -> None:
         if self.config.enable_logging:
             _log.log(level, "%s", text)
+
+    def _say_once(self, what: str, text: str, level: int = logging.INFO) -> None:
+        if what not in self._said:
+            self._said.add(what)
+            self.say(text, level)
+
+    def _look_for_unlike_calls(self) -> None:
+        if "unlike" not in self._said and self.stats().calls_unlike_keep_set:
+            self._say_once(
+                "unlike",
+                "some layers ran other ops than the plan knows: from the first "
+                "difference on they keep what is expensive and recompute the rest",
+                logging.WARNING,
+            )
+
+    def _look_at_batch(self, plan: Plan, call: Call) -> None:
+        if "batch" not in self._said and is_for_another_batch(plan, call):
+            self._say_once(
+                "batch",
+                f"the plan was made for {plan.call}, this batch is {call}: its "
+                "prediction is not of this one",
+            )
 
     def say_wrapped(self) -> None:
         """What was wrapped, on what hardware; the plan follows with the first batch."""
@@ -502,7 +336,7 @@ class Executor:
         if undo is not None:
             self.on_detach(undo)
         self.say(wrapped_text(self._model, self.config, self.compiled))
-        doubts = None if self._told is None else doubts_about(self._told)
+        doubts = None if self._given is None else doubts_about(self._given)
         if doubts is not None:
             self.say(doubts)
         for name in _NOT_BUILT:
@@ -515,17 +349,8 @@ class Executor:
 
     def say_compiled(self) -> None:
         """Once, when a wrapped model is compiled later."""
-        if not self._said_compiled:
-            self._said_compiled = True
-            self.say(
-                "the wrapped model is compiled: its graphs hold what the compiler "
-                "chose, and nothing is recomputed in them"
-            )
-
-
-def _policy(effective: EffectiveConfig, compiled: bool, budget: int | None) -> str:
-    """What every layer does until there is a plan, and where none can be made."""
-    if compiled or not effective.enable_checkpointing:
-        return "keep"
-    is_small = effective.mode == OptimizationMode.AGGRESSIVE or budget is not None
-    return "block" if is_small else "cheap"
+        self._say_once(
+            "compiled",
+            "the wrapped model is compiled: its graphs hold what the compiler "
+            "chose, and nothing is recomputed in them",
+        )

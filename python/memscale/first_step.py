@@ -28,10 +28,11 @@ from memscale._C import Recorder
 from memscale._optimizer_step import OptimizerLike, describe_optimizer
 from memscale._recorded import unpack
 from memscale.config import Config
-from memscale.estimator import Estimate, estimate_call, find_target
+from memscale.estimator import Estimate, estimate_step
 from memscale.inputs import STAND_IN, Call
 from memscale.recording import finish_recording, observe_real_layers
 from memscale.tracing import TracedStep
+from memscale.training_step import TrainingStep, find_target
 
 if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
@@ -113,9 +114,8 @@ class FirstStepEstimate:
         self._remove_hooks()  # the model is traced as it is without us
         self._call = Call(args, dict(kwargs), source="the first batch")
         try:
-            self.estimate = estimate_call(
-                model, self._call, self._optimizer, self._config, None, fallback=False
-            )
+            step = TrainingStep.of_call(model, self._call, self._optimizer)
+            self.estimate = estimate_step(step, self._config, fallback=False)
         except Exception as error:
             # The user's step goes on, whatever is wrong with the prediction of it.
             _log.info("the first step is recorded, because %s", error)

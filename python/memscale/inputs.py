@@ -41,9 +41,16 @@ class Call:
     source: str = "sample_input"
 
     def map_tensors(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Call:
-        """The same call on other tensors."""
+        """The same call on other tensors; one that is passed twice is changed once."""
+        changed: dict[int, torch.Tensor] = {}
+
+        def once(tensor: torch.Tensor) -> torch.Tensor:
+            if id(tensor) not in changed:
+                changed[id(tensor)] = change(tensor)
+            return changed[id(tensor)]
+
         args, kwargs, target = pytree.tree_map_only(
-            torch.Tensor, change, (self.args, self.kwargs, self.target)
+            torch.Tensor, once, (self.args, self.kwargs, self.target)
         )
         return Call(args, kwargs, target, self.has_target, self.source)
 

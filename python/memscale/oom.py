@@ -24,7 +24,7 @@ from typing import Any, Literal, overload
 import torch
 from torch import nn
 
-from memscale._oom_options import Device, Option, Step, find_options
+from memscale._oom_options import Option, estimate_plain, find_options
 from memscale._oom_place import (
     allocated_on,
     available_bytes,
@@ -42,6 +42,7 @@ from memscale._oom_text import oom_text
 from memscale._optimizer_step import OptimizerLike
 from memscale.estimator import Estimate, LayerShare
 from memscale.inputs import LossFn
+from memscale.training_step import Device, TrainingStep
 
 __all__ = ["OomContext", "OomReport", "Option", "explain_oom"]
 
@@ -100,6 +101,22 @@ class OomReport:
         return oom_text(self)
 
 
+@dataclass(frozen=True)
+class _Arguments:
+    """What explain_oom is given: the step is built when there is an error."""
+
+    model: nn.Module
+    sample_input: Any = None
+    optimizer: OptimizerLike = "adamw"
+    loss_fn: LossFn | None = None
+    device: Device = None
+
+    def step(self) -> TrainingStep:
+        return TrainingStep.of(
+            self.model, self.sample_input, self.optimizer, self.loss_fn, self.device
+        )
+
+
 @overload
 def explain_oom(
     error: torch.OutOfMemoryError,
@@ -133,7 +150,7 @@ def explain_oom(*args: Any, **kwargs: Any) -> Any:
     first = args[0] if args else kwargs.get("error")
     if isinstance(first, BaseException):
         return _explain(*args, **kwargs)
-    return OomContext(Step(*args, **kwargs))
+    return OomContext(_Arguments(*args, **kwargs))
 
 
 def _explain(error: BaseException, *args: Any, **kwargs: Any) -> OomReport:
@@ -141,28 +158,28 @@ def _explain(error: BaseException, *args: Any, **kwargs: Any) -> OomReport:
         raise TypeError(
             f"error must be a torch.OutOfMemoryError, got {type(error).__name__}"
         )
-    step = Step(*args, **kwargs)
-    return _report(error, step, None, has_state(step.optimizer))
+    given = _Arguments(*args, **kwargs)
+    return _report(error, given, None, has_state(given.optimizer))
 
 
 class OomContext:
     """What ``with explain_oom(model, …)`` gives; ``report`` is None without an OOM."""
 
-    def __init__(self, step: Step) -> None:
-        if not isinstance(step.model, nn.Module):
+    def __init__(self, given: _Arguments) -> None:
+        if not isinstance(given.model, nn.Module):
             raise TypeError(
                 "the first argument must be a torch.nn.Module or an "
-                f"OutOfMemoryError, got {type(step.model).__name__}"
+                f"OutOfMemoryError, got {type(given.model).__name__}"
             )
         self.report: OomReport | None = None
-        self._step = step
+        self._given = given
         self._before: int | None = None
         self._had_state: bool | None = None
 
     def __enter__(self) -> OomContext:
         self.report = None
-        self._before = allocated_on(device_of(self._step.model))
-        self._had_state = has_state(self._step.optimizer)
+        self._before = allocated_on(device_of(self._given.model))
+        self._had_state = has_state(self._given.optimizer)
         return self
 
     def __exit__(
@@ -173,7 +190,7 @@ class OomContext:
     ) -> Literal[False]:
         if isinstance(error, torch.OutOfMemoryError):
             try:
-                self.report = _report(error, self._step, self._before, self._had_state)
+                self.report = _report(error, self._given, self._before, self._had_state)
                 error.add_note(str(self.report))
             except Exception as why:  # the user's error matters more than ours
                 error.add_note(
@@ -184,22 +201,23 @@ class OomContext:
 
 def _report(
     error: torch.OutOfMemoryError,
-    step: Step,
+    given: _Arguments,
     before: int | None,
     had_state: bool | None,
 ) -> OomReport:
     """``before``: bytes on the device before the step; None: unknown."""
     sizes = read_message(str(error))
-    seen_phase, seen_layer = read_traceback(error.__traceback__, step.model)
-    made = step.estimate()
+    seen_phase, seen_layer = read_traceback(error.__traceback__, given.model)
+    step = given.step()
+    made = estimate_plain(step)
     device = device_of(step.model)
-    capacity = capacity_of(device, sizes, step.device)
+    capacity = capacity_of(device, sizes, given.device)
     available = available_bytes(sizes, capacity)
     others = None
     if before is not None:
         if had_state is None:
             had_state = before >= resident(made)
-        others = others_hold(made, step.model, step.sample_input, before, had_state)
+        others = others_hold(made, step, before, had_state)
         if available is not None:
             available = max(0, available - others)
     first_step, index = find_place(made, available, seen_phase, had_state)

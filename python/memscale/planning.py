@@ -15,7 +15,6 @@ Decisions are made in C++ (core/decision.h), from a trace: nothing is run.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,31 +24,31 @@ from torch import nn
 from memscale import _C, hardware
 from memscale._bitsandbytes import steps_in_pieces
 from memscale._C import (
-    CostModel,
-    OpTimes,
+    Choice,
     Plan,
     PlanError,
     Question,
+    StepFacts,
+    Target,
     allowed_tf32,
-    format_bytes,
 )
+from memscale._optim_convert import is_plain_adam
 from memscale._optimizer_step import OptimizerLike, innermost_optimizer
-from memscale._use_cache import ForgottenError, forgetting
 from memscale.config import Config
-from memscale.estimator import Estimate, estimate
+from memscale.estimator import Estimate, estimate_step
 from memscale.inputs import LossFn
 from memscale.layers import find_layers, parameter_bytes
-from memscale.optim import why_not_8bit
-from memscale.replay import DEFAULT_MIN_BYTES
+from memscale.techniques import as_wrapped
+from memscale.training_step import Device, TrainingStep
 
 __all__ = [
+    "Frontier",
     "Plan",
-    "as_wrapped",
-    "decide",
-    "forgets_cache",
+    "fallback_choices",
     "load_plan",
     "pareto",
     "plan",
+    "question_of",
 ]
 
 _NUM_PLANS = 12
@@ -65,7 +64,7 @@ def plan(
     config: Config | None = None,
     loss_fn: LossFn | None = None,
     *,
-    device: torch.device | str | hardware.DeviceSpec | None = None,
+    device: Device = None,
     **sizes: int,
 ) -> Plan:
     """What ``wrap`` would do, without doing it. Arguments: as for ``estimate``.
@@ -73,16 +72,8 @@ def plan(
     Raises PlanError, naming the smallest budget that works, if ``config.budget`` is
     too small.
     """
-    config = config or Config()
-    traced = _traced(model, sample_input, optimizer, config, loss_fn, device, sizes)
-    return decide(
-        traced,
-        config,
-        type(model).__name__,
-        _card(device),
-        optimizer=optimizer,
-        layer_bytes=parameter_bytes(find_layers(model)),
-    )
+    step = TrainingStep.of(model, sample_input, optimizer, loss_fn, device, **sizes)
+    return _C.plan_for(_question(step, config))
 
 
 def pareto(
@@ -92,22 +83,20 @@ def pareto(
     config: Config | None = None,
     loss_fn: LossFn | None = None,
     *,
-    device: torch.device | str | hardware.DeviceSpec | None = None,
+    device: Device = None,
     max_plans: int = _NUM_PLANS,
     **sizes: int,
 ) -> Frontier:
     """The plans that no other beats, from the smallest peak to the fastest.
 
-    Arguments: as for ``estimate``; the config's mode and budget do not matter.
+    Arguments: as for ``estimate``. The same rules are asked as by ``plan``; but the
+    config's budget, the time that its mode may spend and the size of the model do not
+    matter.
     """
     if isinstance(max_plans, bool) or not isinstance(max_plans, int) or max_plans < 2:
         raise PlanError(f"max_plans must be an int >= 2, got {max_plans!r}")
-    config = config or Config()
-    traced = _traced(model, sample_input, optimizer, config, loss_fn, device, sizes)
-    question = _question(traced, config, type(model).__name__, _card(device))
-    _tell_sizes(question, traced, parameter_bytes(find_layers(model)))
-    question.optimizer_can_be_8bit = _can_be_8bit(optimizer, traced)
-    return Frontier(_C.plan_frontier(question, max_plans))
+    step = TrainingStep.of(model, sample_input, optimizer, loss_fn, device, **sizes)
+    return Frontier(_C.plan_frontier(_question(step, config), max_plans))
 
 
 class Frontier(list[Plan]):
@@ -122,40 +111,6 @@ class Frontier(list[Plan]):
         from memscale.plan_text import frontier_html
 
         return frontier_html(self)
-
-
-def decide(
-    traced: Estimate,
-    config: Config,
-    model: str,
-    card: hardware.DeviceSpec | None = None,
-    *,
-    margin: int = 0,
-    op_times: tuple[OpTimes, list[str]] | None = None,
-    optimizer: OptimizerLike = None,
-    layer_bytes: list[int] | None = None,
-) -> Plan:
-    """A plan from an estimate.
-
-    ``margin``: bytes by which predictions were too low before; ``op_times``: how long
-    ops took in calls like this, by the model's layers, which have these names;
-    ``optimizer``: that was traced; ``layer_bytes``: of parameters, by layer.
-    """
-    question = _question(traced, config, model, card, op_times)
-    question.margin = margin
-    _tell_sizes(question, traced, layer_bytes or [])
-    question.optimizer_can_be_8bit = _can_be_8bit(optimizer, traced)
-    decision = _C.decide(question)
-    smallest = decision.smallest_budget
-    if smallest is not None:
-        assert config.budget is not None
-        raise PlanError(
-            f"budget must be at least {smallest} bytes ({format_bytes(smallest)}, at a "
-            f"predicted slowdown of {decision.plan.slowdown:.0%}) for {model} with "
-            f"{traced.call} and {traced.optimizer}, "
-            f"got {config.budget} ({format_bytes(config.budget)})"
-        )
-    return decision.plan
 
 
 def load_plan(source: str, model: nn.Module) -> Plan:
@@ -178,105 +133,78 @@ def load_plan(source: str, model: nn.Module) -> Plan:
     return made
 
 
-def _traced(
-    model: nn.Module,
-    sample_input: Any,
-    optimizer: OptimizerLike,
-    config: Config,
-    loss_fn: LossFn | None,
-    device: torch.device | str | hardware.DeviceSpec | None,
-    sizes: dict[str, int],
-) -> Estimate:
-    return as_wrapped(
-        lambda: estimate(
-            model, sample_input, optimizer, config, loss_fn, device=device, **sizes
-        )
+def _question(step: TrainingStep, config: Config | None) -> Question:
+    if config is not None and not isinstance(config, Config):
+        raise TypeError(f"config must be a Config, got {type(config).__name__}")
+    config = config or Config()
+    traced = as_wrapped(lambda: estimate_step(step, config))
+    return question_of(
+        traced, config, type(step.model).__name__, step.model, step.optimizer, step.card
     )
 
 
-def as_wrapped(trace: Callable[[], Estimate]) -> Estimate:
-    """What ``trace`` gives for a step as it runs wrapped: caches forget, if they may.
-
-    A model whose layers read what others cached has its caches as they are.
-    """
-    try:
-        with forgetting():
-            return trace()
-    except ForgottenError:
-        return trace()
-
-
-def forgets_cache(plan: Plan) -> bool:
-    """Whether caches forgot in the step that it was made from."""
-    return any(verdict.rule == "forget_cache" for verdict in plan.verdicts)
-
-
-def _card(
-    device: torch.device | str | hardware.DeviceSpec | None,
-) -> hardware.DeviceSpec | None:
-    """The card that was named; None: what the trace was made for is here."""
-    if isinstance(device, hardware.DeviceSpec):
-        return device
-    if isinstance(device, str):
-        try:
-            torch.device(device)
-        except RuntimeError:
-            return None if device == "sim" else hardware.find(device)
-    return None
-
-
-def _question(
+def question_of(
     traced: Estimate,
     config: Config,
-    model: str,
-    card: hardware.DeviceSpec | None,
-    op_times: tuple[OpTimes, list[str]] | None = None,
+    name: str,
+    model: nn.Module,
+    optimizer: OptimizerLike,
+    card: hardware.DeviceSpec | None = None,
 ) -> Question:
-    kind = traced.device.type
-    if card is None and kind not in ("cpu", "sim"):
-        card = hardware.detect().devices[traced.device.index or 0]
-    cost = CostModel.of_cpu() if card is None else CostModel.of(card, *allowed_tf32())
-    trace = traced.trace
-    if op_times is not None:
-        times, layers = op_times
-        trace = times.applied_to(trace, cost, layers)
-    question = Question(trace, config, cost)
-    question.on_cpu = kind == "cpu"
-    # Of a card that is not here: as if this installation were there.
-    question.steps_8bit_in_pieces = steps_in_pieces("cuda" if card else kind)
-    question.on_cuda = kind == "cuda" or _is_cuda(card)
-    question.benchmarks = torch.backends.cudnn.benchmark
-    question.granularity = traced.granularity
-    question.device_memory = _memory(traced.device, card)
-    question.min_bytes = DEFAULT_MIN_BYTES
-    question.model = model
-    question.call = traced.call
-    question.device = traced.target
-    question.optimizer = traced.optimizer
-    return question
+    """What the planner is asked about a traced step of ``model``, called ``name``."""
+    facts = StepFacts(
+        model=name,
+        call=traced.call,
+        optimizer=traced.optimizer,
+        optimizer_is_adam=_is_adam(optimizer, traced.optimizer),
+        parameter_bytes=parameter_bytes(find_layers(model)),
+    )
+    target = _target(traced.device, traced.target, card)
+    return Question(traced.trace, config, target, facts)
 
 
-def _tell_sizes(question: Question, traced: Estimate, layer_bytes: list[int]) -> None:
-    # A recorded step may have met layers that were not there before.
-    if len(layer_bytes) == len(traced.trace.layers):
-        question.parameter_bytes = layer_bytes
+def fallback_choices(
+    model: nn.Module, config: Config, *, is_compiled: bool, only_asked: bool
+) -> dict[str, Choice]:
+    """What each technique does where there is no plan, by the technique's name."""
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    question = Question(
+        None,
+        config,
+        Target(type=device.type, has_state_kernel=not steps_in_pieces(device.type)),
+        StepFacts(is_compiled=is_compiled),
+    )
+    choices = _C.fallback_choices(question, only_asked)
+    return {choice.technique: choice for choice in choices}
 
 
-def _is_cuda(card: hardware.DeviceSpec | None) -> bool:
-    """Whether torch calls such a card "cuda": AMD's too."""
-    return card is not None and card.vendor in ("NVIDIA", "AMD")
+def _target(
+    device: torch.device, name: str, card: hardware.DeviceSpec | None
+) -> Target:
+    kind = device.type
+    memory: int | None = None
+    if card is None:
+        found = hardware.detect()
+        if kind == "cpu":
+            memory = found.host.total_memory
+        elif kind == "sim":
+            memory = found.devices[device.index or 0].memory
+        else:
+            card = found.devices[device.index or 0]
+    return Target(
+        type=kind,
+        name=name,
+        card=card,
+        memory=memory,
+        allowed_tf32=allowed_tf32(),
+        benchmarks=torch.backends.cudnn.benchmark,
+        # On a card that is not here: as if this installation were there.
+        has_state_kernel=not steps_in_pieces("cuda" if card else kind),
+    )
 
 
-def _can_be_8bit(optimizer: OptimizerLike, traced: Estimate) -> bool:
+def _is_adam(optimizer: OptimizerLike, name: str) -> bool:
+    """Whether it is torch's own, with options that leave its state to us."""
     if isinstance(optimizer, torch.optim.Optimizer):
-        return why_not_8bit(innermost_optimizer(optimizer)) is None
-    return traced.optimizer in ("Adam", "AdamW")
-
-
-def _memory(device: torch.device, card: hardware.DeviceSpec | None) -> int | None:
-    if card is not None:
-        return card.memory
-    found = hardware.detect()
-    if device.type == "cpu":
-        return found.host.total_memory
-    return found.devices[device.index or 0].memory
+        return is_plain_adam(innermost_optimizer(optimizer))
+    return name in ("Adam", "AdamW")

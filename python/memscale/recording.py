@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
-from memscale import _use_cache
+from memscale import _call_events
 from memscale._C import LayerCall, Recorder, Trace, TraceError
 from memscale._fake import KnownIntegersMode
 from memscale._optimizer_step import OptimizerLike
@@ -58,7 +58,7 @@ def record_step(
         return _record(model, call, device, loss_fn, optimizer, checkpointed=False)
     except torch.OutOfMemoryError:
         _log.info("out of memory: recording again, blocks keep only their inputs")
-    with _use_cache.off(model):  # a layer that runs twice would write into it twice
+    with _call_events.layers_run_twice(model):
         return _record(model, call, device, loss_fn, optimizer, checkpointed=True)
 
 
@@ -83,7 +83,7 @@ def _record(
         )
         for tensor in call.tensors():
             recorder.add_resident(tensor, "inputs")
-        stack.enter_context(_use_cache.telling(recorder))
+        stack.enter_context(_call_events.telling(recorder))
         recorder.start()
         try:
             loss, source = _loss(model, call, loss_fn, recorder)
@@ -202,10 +202,10 @@ def _observed(
                 return _Checkpointed(recorder, layer)(forward, args, kwargs)
             output = forward(*args, **kwargs)
             if layer == 0:
-                _use_cache.leave_call()
+                _call_events.leave_call()
                 mark_returned(recorder, output)
             else:
-                _use_cache.leave_layer()
+                _call_events.leave_layer()
             return output
         finally:
             recorder.leave_layer()

@@ -32,9 +32,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from memscale import _C, _hook_stack, _use_cache, _way_in
+from memscale import _C, _call_events, _hook_stack, _way_in
 from memscale._before_call import BeforeCall
 from memscale._C import (
+    DEFAULT_MIN_BYTES,
     InputError,
     KeepSet,
     OpTimes,
@@ -59,9 +60,6 @@ __all__ = [
 
 # A policy's name, or a keep set.
 Policy = str | KeepSet
-
-# Below this, a storage is not worth an op.
-DEFAULT_MIN_BYTES = 64 * 1024
 
 # ``call``: the attached model whose call this thread is in, and the frame that
 # runs it.
@@ -162,7 +160,7 @@ class Replay:
             if handle is not None:
                 handle.remove()
             if begin.is_done and index > 0:
-                _use_cache.leave_layer()
+                _call_events.leave_layer()
                 self._engine.leave_layer()
             if begin.has_entered:
                 self._leave(output)

@@ -26,7 +26,7 @@ from torch._subclasses.fake_tensor import (
 from torch.nn.parameter import UninitializedParameter
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from memscale import _leaks, _repeat, _use_cache
+from memscale import _call_events, _leaks, _repeat
 from memscale._C import Recorder, Trace, TraceError
 from memscale._copies import CannotCopy, Copies
 from memscale._fake import DATA_DEPENDENT_ERRORS, CannotTrace, KnownIntegersMode
@@ -187,7 +187,7 @@ class _StaticTracer:
             stack.enter_context(fakes_stay_where_they_are())
             stack.enter_context(quiet_fakes())
             stack.enter_context(same_randomness())
-            stack.enter_context(_use_cache.telling(recorder))
+            stack.enter_context(_call_events.telling(recorder))
             stack.enter_context(torch.inference_mode(False))
             # In this thread: autograd's device threads may have been started
             # before the device was loaded, and then there is none for it. After
@@ -378,10 +378,10 @@ def _observe(
                 return row.call(place, forward, args, kwargs)
             output = forward(*args, **kwargs)
             if layer == 0:
-                _use_cache.leave_call()
+                _call_events.leave_call()
                 mark_returned(recorder, output)
             else:
-                _use_cache.leave_layer()
+                _call_events.leave_layer()
             return output
         finally:
             recorder.leave_layer()

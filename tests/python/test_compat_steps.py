@@ -248,14 +248,14 @@ def test_moved_after_wrap(mode: Mode, sim: torch.device) -> None:
 
 def test_changing_shapes_are_planned_once_each(monkeypatch: pytest.MonkeyPatch) -> None:
     """A batch that is nowhere larger than one before needs no plan of its own."""
-    from memscale import executor as module
+    from memscale import _planner as module
 
     calls = []
-    decide = module.decide
+    question_of = module.question_of
     monkeypatch.setattr(
         module,
-        "decide",
-        lambda *args, **more: calls.append(args) or decide(*args, **more),
+        "question_of",
+        lambda *args: calls.append(args) or question_of(*args),
     )
     sizes = [320, 256, 320, 400, 384, 400]
 

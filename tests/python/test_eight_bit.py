@@ -1,4 +1,4 @@
-"""Wrapped models whose optimizer's state is held in 8 bits; see memscale.eight_bit."""
+"""Wrapped models whose optimizer's state is held in 8 bits."""
 
 from __future__ import annotations
 
@@ -15,9 +15,11 @@ from torch.optim.optimizer import _global_optimizer_pre_hooks
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import memscale
-from memscale import Config, OptimizationMode, _bitsandbytes, eight_bit
-from memscale._C import Timeline
+from memscale import Config, OptimizationMode, _bitsandbytes
+from memscale._C import Timeline, plan_for, step_under
 from memscale.optim import AdamW8bit, is_8bit
+from memscale.planning import question_of
+from memscale.techniques import optimizer_state
 from replay_twins import Block
 
 WIDTH, ROWS = 128, 256
@@ -216,7 +218,7 @@ def test_a_failed_conversion_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> 
     model = memscale.wrap(_model(), Config(use_8bit_optimizer=True))
     optimizer = torch.optim.AdamW(model.parameters())
     with monkeypatch.context() as broken:
-        broken.setattr(eight_bit, "to_8bit", fail)
+        broken.setattr(optimizer_state, "to_8bit", fail)
         with pytest.raises(torch.OutOfMemoryError):
             _train(model, optimizer)
     _train(model, optimizer)
@@ -387,7 +389,7 @@ def test_a_saved_plan_says_so_too() -> None:
     config = Config(use_8bit_optimizer=True, force_optimize=True)
     plan = memscale.plan(model, batch, "adamw", config)
     assert "8 bits" in plan.explain()
-    assert "bits of optimizer state: 8 -> 32" in plan.diff(
+    assert "optimizer_state: 8 bits -> not used" in plan.diff(
         memscale.plan(model, batch, "adamw", Config(force_optimize=True))
     )
     memscale.wrap(model, Config(plan=plan))
@@ -495,8 +497,11 @@ def test_the_timeline_knows_it(sim: torch.device) -> None:
     """By the formula, from a plain trace, as by tracing the 8-bit optimizer."""
     model = _model(sim)
     batch = torch.randn(ROWS, WIDTH, device=sim)
-    plain = memscale.estimate(model, batch, torch.optim.AdamW(model.parameters()))
-    made = plain.trace.with_8bit_state(on_cpu=False)
+    optimizer = torch.optim.AdamW(model.parameters())
+    plain = memscale.estimate(model, batch, optimizer)
+    config = Config(use_8bit_optimizer=True, enable_checkpointing=False)
+    question = question_of(plain, config, "Net", model, optimizer)
+    made = step_under(question, plan_for(question))
     traced = memscale.estimate(model, batch, AdamW8bit(model.parameters()))
     resident = Timeline(made, "device", traced.granularity).resident
     assert resident == traced.timeline.resident

@@ -12,7 +12,7 @@ import torch
 
 import memscale
 from compat_twins import copy_of, untouched_process  # noqa: F401
-from memscale import Config, PlanError, estimator, executor
+from memscale import Config, PlanError, _planner, estimator
 from memscale._C import Plan
 from never_wrapped import assert_as_never_wrapped
 from test_plan_budget import Blocks, _batch, _model
@@ -51,7 +51,7 @@ def test_a_plan_is_followed_without_tracing(
         raise AssertionError("it was traced")
 
     monkeypatch.setattr(estimator, "trace_step", trace)
-    monkeypatch.setattr(executor, "estimate_call", trace)
+    monkeypatch.setattr(_planner, "estimate_step", trace)
     model = _model()
     twin = copy_of(model)
     memscale.wrap(model, Config(plan=sources[kind]))
@@ -101,16 +101,35 @@ def test_a_plan_of_a_model_of_another_type(plan: Plan) -> None:
 def test_an_earlier_plan_without_sizes_is_followed_and_said(
     plan: Plan, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def strip(data: dict[str, Any]) -> None:
-        data.pop("optimizer_nanoseconds")
-        for layer in data["layers"]:
-            layer.pop("parameter_bytes")
-
     with caplog.at_level("INFO", logger="memscale"):
         memscale.detach(memscale.wrap(_model(), Config(plan=plan)))
         assert "how large its layers' parameters are" not in caplog.text
-        memscale.detach(memscale.wrap(_model(), Config(plan=_edited(plan, strip))))
+        earlier = _edited(plan, _as_version_1)
+        model = memscale.wrap(_model(), Config(plan=earlier))
     assert "how large its layers' parameters are" in caplog.text
+    # And it is the same plan.
+    followed = model._memscale_executor.plan
+    assert followed.diff(plan) == ""
+    for now, then in zip(plan.layers, followed.layers, strict=True):
+        assert (now.technique, now.nanoseconds) == (then.technique, then.nanoseconds)
+        assert (now.keep_set, now.policy) == (then.keep_set, then.policy)
+    memscale.detach(model)
+
+
+def _as_version_1(data: dict[str, Any]) -> None:
+    """A field for each technique, and no sizes of parameters."""
+    data.update(version=1, optimizer_bits=32)
+    assert data.pop("choices") == []
+    for layer in data["layers"]:
+        layer.pop("parameter_bytes")
+        choice = next(iter(layer.pop("choices")), {})
+        keep_set = choice.get("keep_set")
+        layer.update(
+            policy="keep" if keep_set else choice.get("choice", "keep"),
+            keep_set=keep_set,
+            nanoseconds=choice.get("nanoseconds", 0),
+            reason=choice.get("reason", ""),
+        )
 
 
 def test_a_plan_of_another_batch_is_followed_and_said_once(
@@ -133,7 +152,7 @@ def test_a_plan_of_another_batch_is_followed_and_said_once(
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        (lambda d: d.update(version=2), "version must be 1, got 2"),
+        (lambda d: d.update(version=3), "version must be 1 or 2, got 3"),
         (lambda d: d.update(format="memscale-trace"), "format must be"),
         (lambda d: d.pop("layers"), "layers is missing"),
         (lambda d: d.update(layers=[]), "layers must not be empty"),
@@ -142,17 +161,26 @@ def test_a_plan_of_another_batch_is_followed_and_said_once(
         (lambda d: d.update(peak=-1), "peak must be >= 0"),
         (lambda d: d.update(colour=1), "a plan has no field 'colour'"),
         (lambda d: d.update(mode="quick"), "mode must be one of"),
-        (lambda d: d["layers"][0].update(policy="drop"), r"layers\[0\].policy must"),
-        (lambda d: d["layers"].append(d["layers"][0]), "there twice"),
         (
-            lambda d: d["layers"][2].update(
-                keep_set={"ops": ["a"], "kept": [[0, 1], [0, 0]]}
-            ),
-            r"layers\[2\].keep_set.kept must be sorted",
+            lambda d: d["layers"][2]["choices"][0].update(choice="drop"),
+            r"layers\[2\].choices\[0\].choice must be one of cheap, block, chosen",
         ),
         (
-            lambda d: d["layers"][2].update(keep_set={"ops": [], "kept": [[0, 0]]}),
-            r"layers\[2\].keep_set.kept\[0\] must name one of 0 ops",
+            lambda d: d["layers"][2]["choices"][0].update(technique="drop"),
+            r"layers\[2\].choices\[0\].technique must be one of recompute, got 'drop'",
+        ),
+        (lambda d: d["layers"].append(d["layers"][0]), "there twice"),
+        (
+            lambda d: d["layers"][2]["choices"][0].update(
+                choice="chosen", keep_set={"ops": ["a"], "kept": [[0, 1], [0, 0]]}
+            ),
+            r"layers\[2\].choices\[0\].keep_set.kept must be sorted",
+        ),
+        (
+            lambda d: d["layers"][2]["choices"][0].update(
+                choice="chosen", keep_set={"ops": [], "kept": [[0, 0]]}
+            ),
+            r"layers\[2\].choices\[0\].keep_set.kept\[0\] must name one of 0 ops",
         ),
     ],
 )
@@ -165,8 +193,16 @@ def test_plans_edited_into_nonsense(
 def test_a_keep_set_of_other_ops_changes_no_bits(plan: Plan) -> None:
     """What is well-formed but not true of the model: each call is looked at."""
     wrong = {"ops": ["aten::mm", "aten::no_such_op"], "kept": [[1, 9]]}
+    choice = {
+        "technique": "recompute",
+        "choice": "chosen",
+        "keep_set": wrong,
+        "bytes": 0,
+        "nanoseconds": 0,
+        "reason": "",
+    }
     edited = _edited(
-        plan, lambda d: [layer.update(keep_set=wrong) for layer in d["layers"]]
+        plan, lambda d: [layer.update(choices=[choice]) for layer in d["layers"]]
     )
     model, twin = _model(), _model()
     memscale.wrap(model, Config(plan=edited))
@@ -226,4 +262,4 @@ def test_a_hundred_megabytes(start: str, text: str, tmp_path: pathlib.Path) -> N
     _refused(file, "a plan must not be longer than 32.00 MiB")
     file.write_text(source[:30_000_000], encoding="utf-8")
     if filler == "[":
-        _refused(file, "a plan must not nest deeper than 8 levels")
+        _refused(file, "a plan must not nest deeper than 10 levels")

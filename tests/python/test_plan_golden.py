@@ -24,9 +24,8 @@ import torch
 
 import memscale
 from memscale import Config
-from memscale._C import CostModel, Plan, Question, Trace, decide
+from memscale._C import Plan, Question, StepFacts, Target, Trace, plan_for
 from memscale.estimator import Estimate
-from memscale.replay import DEFAULT_MIN_BYTES
 from plan_cases import GOLDEN, golden
 
 _FOLDER = Path(__file__).parent.parent / "golden"
@@ -78,12 +77,13 @@ def test_every_text_has_its_model() -> None:
 
 def plan_of_saved(trace: Trace, facts: dict[str, str]) -> str:
     """A plan under a budget, where the solver has the most to choose from."""
-    question = Question(trace, Config(budget=int(facts["budget"])), CostModel.of_cpu())
-    question.granularity = 512
-    question.min_bytes = DEFAULT_MIN_BYTES
-    question.device_memory = _MEMORY
-    question.model, question.call = facts["model"], facts["call"]
-    return decide(question).plan.to_json()
+    question = Question(
+        trace,
+        Config(budget=int(facts["budget"])),
+        Target(type="sim", memory=_MEMORY),
+        StepFacts(model=facts["model"], call=facts["call"]),
+    )
+    return plan_for(question).to_json()
 
 
 def _estimate(name: str) -> Estimate:

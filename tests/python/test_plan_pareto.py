@@ -48,8 +48,24 @@ def test_numbers_of_plans_that_are_none(most: object) -> None:
         memscale.pareto(_model(), _batch(), max_plans=most)
 
 
-def test_mode_and_budget_do_not_matter() -> None:
+def test_budget_time_and_size_do_not_matter() -> None:
     plans = memscale.pareto(_model(), _batch())
-    config = Config(mode="aggressive", budget="1KiB")
-    others = memscale.pareto(_model(), _batch(), config=config)
-    assert [p.peak_bytes for p in plans] == [p.peak_bytes for p in others]
+    for config in (
+        Config(mode="conservative"),
+        Config(budget="1KiB"),
+        Config(force_optimize=True),
+        Config(mode="aggressive", use_8bit_optimizer=False),
+    ):
+        others = memscale.pareto(_model(), _batch(), config=config)
+        assert [p.peak_bytes for p in plans] == [p.peak_bytes for p in others]
+
+
+def test_what_a_mode_allows_does() -> None:
+    """The same rules as for one plan: aggressive may hold the state in 8 bits."""
+    plans = memscale.pareto(_model(), _batch(), config=Config(mode="aggressive"))
+    assert {plan.optimizer_bits for plan in plans} == {8}
+    assert plans[0].peak_bytes < memscale.pareto(_model(), _batch())[0].peak_bytes
+    kept = memscale.pareto(
+        _model(), _batch(), config=Config(enable_checkpointing=False)
+    )
+    assert len(kept) == 1

@@ -60,7 +60,7 @@ def test_names_are_shown_as_they_are() -> None:
 
 def test_names_from_a_file_are_shown_as_they_are() -> None:
     text = _plans()[0].to_json()
-    for field in ('"Blocks"', '"AdamW"', '"cpu"', '"blocks.0"', '"frontier"'):
+    for field in ('"Blocks"', '"AdamW"', '"cpu"', '"blocks.0"', '"recompute_layers"'):
         assert field in text, field
         text = text.replace(field, '"<script>[/]x' + field[1:])
     plan = Plan.from_json(text)

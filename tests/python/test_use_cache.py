@@ -31,7 +31,7 @@ from compat_twins import (
 )
 from memscale import Config, replay
 from memscale import OptimizationMode as Mode
-from memscale._use_cache import ForgottenError
+from memscale.techniques.use_cache import ForgottenError
 
 _SIZES = {
     "vocab_size": VOCABULARY,

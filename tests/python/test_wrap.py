@@ -221,14 +221,14 @@ def test_optimize_with_detach_and_wrap_inside() -> None:
 
 
 def test_interrupt_while_planning(monkeypatch: pytest.MonkeyPatch) -> None:
-    from memscale import executor
+    from memscale import _planner
 
     def interrupted(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
     model = make()
     twin = copy_of(model)
-    monkeypatch.setattr(executor, "decide", interrupted)
+    monkeypatch.setattr(_planner, "question_of", interrupted)
     with pytest.raises(KeyboardInterrupt):
         memscale.wrap(model, sample_input=batch())
     assert_as_never_wrapped(model, twin)

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <string>
 #include <string_view>
 
@@ -55,6 +56,17 @@ inline std::string quoted(std::string_view text) {
     }
   }
   return result + "'";
+}
+
+// The same of a text that may be of any length: its first bytes, and an
+// ellipsis; no character is cut in half.
+inline std::string quoted_start(std::string_view text, std::size_t most = 100) {
+  if (text.size() <= most) return quoted(text);
+  std::size_t end = most;
+  while (end > 0 && (static_cast<unsigned char>(text[end]) & 0xC0U) == 0x80U) {
+    --end;
+  }
+  return quoted(text.substr(0, end)) + "...";
 }
 
 }  // namespace memscale::ascii

@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -15,33 +16,58 @@
 #include "memscale/core/decision.h"
 #include "memscale/core/op_times.h"
 #include "memscale/core/plan.h"
+#include "memscale/core/plan/question.h"
+#include "memscale/core/plan/tape_choice.h"
+#include "memscale/core/plan/technique.h"
+#include "memscale/core/techniques/optimizer_state.h"
 
 namespace py = pybind11;
 
 namespace memscale {
 namespace {
 
-void bind_plans(py::module_& m) {
+// A copy: keep sets are held by shared_ptr.
+std::shared_ptr<KeepSet> shared(const std::optional<KeepSet>& set) {
+  return set ? std::make_shared<KeepSet>(*set) : nullptr;
+}
+
+void bind_layer_plan(py::module_& m) {
+  py::class_<Choice>(m, "Choice")
+      .def_readonly("technique", &Choice::technique)
+      .def_readonly("choice", &Choice::choice)
+      .def_property_readonly(
+          "keep_set",
+          [](const Choice& choice) { return shared(choice.keep_set); })
+      .def_readonly("bytes", &Choice::bytes)
+      .def_readonly("nanoseconds", &Choice::nanoseconds)
+      .def_readonly("reason", &Choice::reason)
+      .def(py::self == py::self);
+
   py::class_<LayerPlan>(m, "LayerPlan")
       .def_readonly("layer", &LayerPlan::layer)
+      .def_readonly("choices", &LayerPlan::choices)
       .def_property_readonly(
           "policy",
-          [](const LayerPlan& plan) { return to_string(plan.policy); })
+          [](const LayerPlan& plan) {
+            return to_string(tape_rules(plan, Bytes()).policy);
+          })
       .def_property_readonly(
           "keep_set",
           [](const LayerPlan& plan) {
-            // A copy: keep sets are held by shared_ptr.
-            return plan.keep_set ? std::make_shared<KeepSet>(*plan.keep_set)
-                                 : nullptr;
+            const Choice* choice = find_choice(plan.choices, kRecompute);
+            return choice == nullptr ? nullptr : shared(choice->keep_set);
           })
       .def_readonly("parameter_bytes", &LayerPlan::parameter_bytes)
       .def_readonly("plain_bytes", &LayerPlan::plain_bytes)
       .def_readonly("held_bytes", &LayerPlan::held_bytes)
-      .def_readonly("nanoseconds", &LayerPlan::nanoseconds)
-      .def_readonly("reason", &LayerPlan::reason)
+      .def_property_readonly("nanoseconds", &LayerPlan::nanoseconds)
+      .def_property_readonly("reason", &LayerPlan::reason)
       .def_property_readonly("technique", &LayerPlan::technique)
       .def_property_readonly("recomputes", &LayerPlan::recomputes);
+}
 
+void bind_plans(py::module_& m) {
+  bind_layer_plan(m);
   py::class_<Verdict>(m, "Verdict")
       .def_readonly("rule", &Verdict::rule)
       .def_readonly("text", &Verdict::text);
@@ -56,15 +82,30 @@ void bind_plans(py::module_& m) {
           "mode", [](const Plan& plan) { return to_string(plan.mode); })
       .def_readonly("budget", &Plan::budget)
       .def_readonly("verdicts", &Plan::verdicts)
+      .def_readonly("choices", &Plan::choices)
       .def_readonly("layers", &Plan::layers)
-      .def_readonly("optimizer_bits", &Plan::optimizer_bits)
+      .def_property_readonly(
+          "optimizer_bits",
+          [](const Plan& plan) { return state_bits(plan.choices); })
       .def_readonly("plain_peak_bytes", &Plan::plain_peak)
       .def_readonly("peak_bytes", &Plan::peak)
       .def_readonly("host_peak_bytes", &Plan::host_peak)
       .def_readonly("plain_nanoseconds", &Plan::plain_nanoseconds)
       .def_readonly("nanoseconds", &Plan::nanoseconds)
-      .def_readonly("optimizer_nanoseconds", &Plan::optimizer_nanoseconds)
+      .def_property_readonly(
+          "optimizer_nanoseconds",
+          [](const Plan& plan) {
+            const Choice* choice = find_choice(plan.choices, "optimizer_state");
+            return choice == nullptr ? 0 : choice->nanoseconds;
+          })
       .def_property_readonly("slowdown", &Plan::slowdown)
+      .def(
+          "find_choice",
+          [](const Plan& plan, std::string_view technique) {
+            const Choice* choice = find_choice(plan.choices, technique);
+            return choice == nullptr ? std::nullopt : std::optional(*choice);
+          },
+          py::arg("technique"))
       .def("check_fits", &Plan::check_fits, py::arg("layer_names"),
            py::arg("parameter_bytes") = std::vector<Bytes>())
       .def("explain", &Plan::explain)
@@ -74,7 +115,7 @@ void bind_plans(py::module_& m) {
       .def(py::self == py::self);
 }
 
-void bind_questions(py::module_& m) {
+void bind_costs(py::module_& m) {
   py::class_<CostModel>(m, "CostModel")
       .def_static("of_cpu", &CostModel::of_cpu)
       .def_static(
@@ -102,60 +143,78 @@ void bind_questions(py::module_& m) {
             return times.applied_to(trace, cost, layers);
           },
           py::arg("trace"), py::arg("cost"), py::arg("layers"));
+}
+
+void bind_questions(py::module_& m) {
+  m.attr("DEFAULT_MIN_BYTES") = kDefaultMinBytes.count();
+  m.def("granularity_of", &granularity_of, py::arg("device_type"));
+
+  py::class_<Target>(m, "Target")
+      .def(py::init([](std::string type, std::string name,
+                       std::optional<DeviceSpec> card,
+                       std::optional<Bytes> memory,
+                       std::pair<bool, bool> allowed_tf32, bool benchmarks,
+                       bool has_state_kernel) {
+             return Target{.name = std::move(name),
+                           .type = std::move(type),
+                           .card = std::move(card),
+                           .memory = memory,
+                           .tf32 = {.matmuls = allowed_tf32.first,
+                                    .convolutions = allowed_tf32.second},
+                           .benchmarks = benchmarks,
+                           .has_state_kernel = has_state_kernel};
+           }),
+           py::kw_only(), py::arg("type"), py::arg("name") = "",
+           py::arg("card") = py::none(), py::arg("memory") = py::none(),
+           py::arg("allowed_tf32") =
+               std::pair(Tf32().matmuls, Tf32().convolutions),
+           py::arg("benchmarks") = false, py::arg("has_state_kernel") = true);
+
+  py::class_<StepFacts>(m, "StepFacts")
+      .def(py::init([](std::string model, std::string call,
+                       std::string optimizer, bool optimizer_is_adam,
+                       bool is_compiled, std::vector<Bytes> parameter_bytes) {
+             return StepFacts{.model = std::move(model),
+                              .call = std::move(call),
+                              .optimizer = std::move(optimizer),
+                              .optimizer_is_adam = optimizer_is_adam,
+                              .is_compiled = is_compiled,
+                              .parameter_bytes = std::move(parameter_bytes)};
+           }),
+           py::kw_only(), py::arg("model") = "", py::arg("call") = "",
+           py::arg("optimizer") = "", py::arg("optimizer_is_adam") = false,
+           py::arg("is_compiled") = false,
+           py::arg("parameter_bytes") = std::vector<Bytes>());
 
   py::class_<Question>(m, "Question")
-      .def(py::init(
-               [](const Trace& trace, const Config& config, CostModel cost) {
-                 Question question;
-                 question.trace = &trace;
-                 question.config = config.resolve();
-                 question.force = *config.force_optimize;
-                 question.utilization = *config.target_gpu_utilization;
-                 question.cost = std::move(cost);
-                 if (question.config.use_8bit_optimizer) {
-                   question.state_bits = config.use_8bit_optimizer.is_set()
-                                             ? StateBits::Eight
-                                             : StateBits::EightIfAllowed;
-                 }
-                 return question;
-               }),
-           py::arg("trace"), py::arg("config"), py::arg("cost"),
-           py::keep_alive<1, 2>())
-      .def_readwrite("on_cpu", &Question::on_cpu)
-      .def_property(
-          "on_cuda", [](const Question& q) { return q.target.on_cuda; },
-          [](Question& q, bool on) { q.target.on_cuda = on; })
-      .def_property(
-          "benchmarks", [](const Question& q) { return q.target.benchmarks; },
-          [](Question& q, bool on) { q.target.benchmarks = on; })
-      .def_readwrite("granularity", &Question::granularity)
-      .def_readwrite("device_memory", &Question::device_memory)
+      .def(
+          py::init([](const std::shared_ptr<Trace>& trace, const Config& config,
+                      const Target& target, const StepFacts& facts) {
+            return Question::of(trace, config, target, facts);
+          }),
+          py::arg("trace").none(true), py::arg("config"), py::arg("target"),
+          py::arg("facts") = StepFacts())
       .def_readwrite("min_bytes", &Question::min_bytes)
-      .def_readwrite("margin", &Question::margin)
-      .def_readwrite("optimizer_can_be_8bit", &Question::optimizer_can_be_8bit)
-      .def_readwrite("steps_8bit_in_pieces", &Question::steps_8bit_in_pieces)
-      .def_readwrite("parameter_bytes", &Question::parameter_bytes)
-      .def_readwrite("disabled_rules", &Question::disabled_rules)
-      .def_readwrite("model", &Question::model)
-      .def_readwrite("call", &Question::call)
-      .def_readwrite("device", &Question::device)
-      .def_readwrite("optimizer", &Question::optimizer);
+      .def_readwrite("disabled_rules", &Question::disabled_rules);
 
-  py::class_<Decision>(m, "Decision")
-      .def_readonly("plan", &Decision::plan)
-      .def_readonly("smallest_budget", &Decision::smallest_budget);
-
-  m.def("decide", &decide, py::arg("question"),
+  m.def("plan_for", &plan_for, py::arg("question"),
         py::call_guard<py::gil_scoped_release>());
   m.def("plan_frontier", &plan_frontier, py::arg("question"),
         py::arg("max_plans"), py::call_guard<py::gil_scoped_release>());
+  m.def("fallback_choices", &fallback_choices, py::arg("question"),
+        py::arg("only_asked"));
+  m.def("check_allowed", &check_allowed, py::arg("plan"), py::arg("config"));
+  m.def("step_under", &step_under, py::arg("question"), py::arg("plan"),
+        py::call_guard<py::gil_scoped_release>());
   m.def("rule_names", &rule_names);
+  m.def("technique_names", &technique_names);
 }
 
 }  // namespace
 
 void bind_decision(py::module_& m) {
   bind_plans(m);
+  bind_costs(m);
   bind_questions(m);
 }
 

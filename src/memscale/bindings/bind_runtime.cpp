@@ -1,7 +1,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include "memscale/bindings/bindings.h"
-#include "memscale/core/optimizer_bits.h"
+#include "memscale/core/techniques/optimizer_state.h"
 #include "memscale/hostmem/host_allocator.h"
 #include "memscale/runtime/memory_tracker.h"
 #include "memscale/runtime/optimizer.h"

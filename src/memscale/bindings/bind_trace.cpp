@@ -2,6 +2,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include <cstddef>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -12,7 +13,6 @@
 #include "memscale/bindings/bindings.h"
 #include "memscale/core/fit.h"
 #include "memscale/core/ops/op_table.h"
-#include "memscale/core/optimizer_bits.h"
 #include "memscale/core/timeline.h"
 #include "memscale/core/trace.h"
 #include "memscale/core/trace_json.h"
@@ -150,10 +150,9 @@ void bind_trace(py::module_& m) {
     }
     return names;
   });
-  py::class_<Trace>(m, "Trace")
+  py::class_<Trace, std::shared_ptr<Trace>>(m, "Trace")
       .def("to_json", &to_json)
       .def_static("from_json", &trace_from_json)
-      .def("with_8bit_state", &with_8bit_state, py::arg("on_cpu"))
       .def("__eq__", [](const Trace& a, const Trace& b) { return a == b; })
       .def("__len__", [](const Trace& t) { return t.ops.size(); })
       .def("__getitem__", &op_at, py::keep_alive<0, 1>())

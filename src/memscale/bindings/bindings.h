@@ -34,6 +34,9 @@ void bind_plan(pybind11::module_& m);
 // Plans and how they are made.
 void bind_decision(pybind11::module_& m);
 
+// A training's plans and first steps.
+void bind_session(pybind11::module_& m);
+
 // Cuts of layers, and the choice among them.
 void bind_solver(pybind11::module_& m);
 

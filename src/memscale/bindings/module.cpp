@@ -11,6 +11,7 @@ PYBIND11_MODULE(_C, m) {
   memscale::bind_replay(m);
   memscale::bind_plan(m);
   memscale::bind_decision(m);
+  memscale::bind_session(m);
   memscale::bind_solver(m);
   memscale::bind_copies(m);
 }

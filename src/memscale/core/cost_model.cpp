@@ -17,15 +17,6 @@ constexpr double kSomeFlops = 15e12;
 constexpr double kSomeHalfFlops = 60e12;
 constexpr double kSomeBandwidth = 500e9;
 
-// Of an 8-bit step, for each element; as measured on one core, and from what
-// runtime/optimizer_generic.cpp calls: two moments of a byte, a parameter and
-// its gradient once, or about eighty passes of ten bytes.
-constexpr double kStepPicoseconds = 1'310;
-constexpr double kStepInPiecesPicoseconds = 88'000;
-constexpr double kStepBytes = 16;
-constexpr double kStepInPiecesBytes = 800;
-constexpr double kCallsOfAPiece = 80;
-
 bool reads_half(const Trace& trace, const Op& op) {
   return std::ranges::any_of(
       op.inputs, [&](ValueId id) { return is_half(trace.at(id).dtype); });
@@ -111,19 +102,14 @@ std::int64_t CostModel::nanoseconds(const Trace& trace, const Op& op) const {
   return std::max(rounded(std::max(compute, memory)), least) + call_;
 }
 
-std::int64_t CostModel::of_8bit_step(std::int64_t elements) const {
-  const auto count = static_cast<double>(elements);
-  return call_ + rounded(is_cpu_ ? count * kStepPicoseconds / 1000
-                                 : 1e9 * count * kStepBytes / bandwidth_);
-}
-
-std::int64_t CostModel::of_8bit_step_in_pieces(std::int64_t elements,
-                                               std::int64_t pieces) const {
-  const auto count = static_cast<double>(elements);
-  if (is_cpu_) return rounded(count * kStepInPiecesPicoseconds / 1000);
-  return rounded(1e9 * count * kStepInPiecesBytes / bandwidth_ +
-                 kCallsOfAPiece * static_cast<double>(pieces) *
-                     static_cast<double>(call_));
+std::int64_t CostModel::nanoseconds(const ElementPass& pass) const {
+  const auto count = static_cast<double>(pass.elements);
+  const auto call = static_cast<double>(call_);
+  if (is_cpu_) {
+    return rounded(count * pass.cpu_picoseconds / 1000 + pass.cpu_calls * call);
+  }
+  return rounded(1e9 * count * pass.card_bytes / bandwidth_ +
+                 pass.card_calls * call);
 }
 
 std::int64_t CostModel::nanoseconds(const Trace& trace) const {

@@ -14,6 +14,15 @@ struct Tf32 {
   bool convolutions = true;  // torch.backends.cudnn.allow_tf32; recurrence too
 };
 
+// A pass over elements, by what it takes on a core, and on a card.
+struct ElementPass {
+  std::int64_t elements = 0;
+  double cpu_picoseconds = 0;  // for each element
+  double cpu_calls = 0;        // of kernels
+  double card_bytes = 0;       // moved, for each element
+  double card_calls = 0;
+};
+
 // How long ops take, from their flops and the bytes they move: the larger of
 // both (a roofline), and something for each call. Integers: the same on every
 // host. What plans compare are ratios of such times, not clocks.
@@ -32,11 +41,8 @@ class CostModel final {
   // Of a whole step, as it is traced.
   std::int64_t nanoseconds(const Trace& trace) const;
 
-  // Of Adam's step with 8-bit state over so many elements: by a kernel of ours
-  // (or bitsandbytes'), and by torch's operators, so many pieces.
-  std::int64_t of_8bit_step(std::int64_t elements) const;
-  std::int64_t of_8bit_step_in_pieces(std::int64_t elements,
-                                      std::int64_t pieces) const;
+  // Of a pass over so many elements that is no op of a trace.
+  std::int64_t nanoseconds(const ElementPass& pass) const;
 
  private:
   double rate(const Trace& trace, const Op& op) const;

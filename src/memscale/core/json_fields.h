@@ -152,14 +152,9 @@ class Writer final {
   std::string out_;
 };
 
-// The text in quotes, cut where it is long, but not inside of a character.
+// The text in quotes, cut where it is long.
 inline std::string shortened(std::string_view text) {
-  if (text.size() <= kMaxQuoted) return ascii::quoted(text);
-  std::size_t end = kMaxQuoted;
-  while (end > 0 && (static_cast<unsigned char>(text[end]) & 0xC0U) == 0x80U) {
-    --end;
-  }
-  return ascii::quoted(text.substr(0, end)) + "...";
+  return ascii::quoted_start(text, kMaxQuoted);
 }
 
 inline std::string described(const Json& node) {
@@ -177,9 +172,18 @@ class Reader final {
   // The whole document; throws E.
   template <typename S>
   void read_document(std::string_view text, S& object) const;
+  // The same of a document that may be of an earlier version, which is read
+  // into `earlier`. True: it was of the form's own version.
+  template <typename S, typename Earlier>
+  bool read_document(std::string_view text, S& object,
+                     std::int64_t earlier_version, Earlier& earlier) const;
 
  private:
   class Guard;
+  static constexpr std::string_view kOthers[] = {"format", "version"};
+
+  // The document as a tree, if it says that it is of this format.
+  Json parse(std::string_view text) const;
 
   [[noreturn]] void refuse(const Path& path, std::string_view rule,
                            const Json& node) const {
@@ -347,11 +351,10 @@ class Reader<E>::Guard final : public nlohmann::json_sax<Json> {
 };
 
 template <typename E>
-template <typename S>
-void Reader<E>::read_document(std::string_view text, S& object) const {
+Json Reader<E>::parse(std::string_view text) const {
   Guard guard(form_);
   Json::sax_parse(text, &guard);
-  const Json root = Json::parse(text);
+  Json root = Json::parse(text);
 
   const Path path;
   if (!root.is_object()) refuse(path, "an object", root);
@@ -360,13 +363,39 @@ void Reader<E>::read_document(std::string_view text, S& object) const {
     refuse(Path{&path, "format"}, ascii::quoted(form_.name),
            format == root.end() ? Json() : *format);
   }
-  if (const auto version = root.find("version");
-      version == root.end() || *version != form_.version) {
-    refuse(Path{&path, "version"}, str(form_.version),
-           version == root.end() ? Json() : *version);
+  return root;
+}
+
+template <typename E>
+template <typename S>
+void Reader<E>::read_document(std::string_view text, S& object) const {
+  const Json root = parse(text);
+  const Json version = root.value("version", Json());
+  const Path path;
+  if (version != form_.version) {
+    refuse(Path{&path, "version"}, str(form_.version), version);
   }
-  constexpr std::string_view kOthers[] = {"format", "version"};
   read_fields(path, root, object, kOthers);
+}
+
+template <typename E>
+template <typename S, typename Earlier>
+bool Reader<E>::read_document(std::string_view text, S& object,
+                              std::int64_t earlier_version,
+                              Earlier& earlier) const {
+  const Json root = parse(text);
+  const Json version = root.value("version", Json());
+  const Path path;
+  if (version == form_.version) {
+    read_fields(path, root, object, kOthers);
+    return true;
+  }
+  if (version != earlier_version) {
+    refuse(Path{&path, "version"}, str(earlier_version, " or ", form_.version),
+           version);
+  }
+  read_fields(path, root, earlier, kOthers);
+  return false;
 }
 
 }  // namespace memscale::json

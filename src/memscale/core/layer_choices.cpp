@@ -72,55 +72,7 @@ void drop_beaten(std::vector<Option>& options, std::vector<TapeRules>& rules) {
   }
 }
 
-// What is called again, by layer: what the replayed trace has more.
-std::vector<std::int64_t> times_by_layer(const CostModel& cost,
-                                         const Trace& trace) {
-  std::vector<std::int64_t> times(trace.layers.size());
-  for (const Op& op : trace.ops) {
-    if (op.layer.valid()) {
-      times[op.layer.index()] += cost.nanoseconds(trace, op);
-    }
-  }
-  return times;
-}
-
 }  // namespace
-
-Forecast forecast(const Question& question, std::vector<TapeRules> rules) {
-  const Trace& plain = *question.trace;
-  ReplayedStep step;
-  if (plain.saves_known) {
-    step = replayed_step(plain, rules, question.on_cpu, question.target);
-  } else {  // nothing is replayed, and who holds what is not known
-    step.trace = plain;
-    step.layers.resize(plain.layers.size());
-  }
-  const auto peak_at = [&](Place place, Bytes granularity) {
-    const Timeline timeline(step.trace, place, granularity);
-    const auto peak = timeline.peak();
-    return peak ? peak->bytes : timeline.resident();
-  };
-  Forecast result;
-  result.rules = std::move(rules);
-  result.peak = peak_at(Place::Device, question.granularity);
-  result.host_peak = peak_at(Place::Host, Bytes(1));
-  const auto before = times_by_layer(question.cost, plain);
-  const auto after = times_by_layer(question.cost, step.trace);
-  for (std::size_t i = 0; i < step.layers.size(); ++i) {
-    const LayerReplay& layer = step.layers[i];
-    const std::int64_t time = after[i] - before[i];
-    result.layers.push_back({layer.held_plain, layer.held, time});
-    result.nanoseconds += time;
-  }
-  return result;
-}
-
-std::vector<TapeRules> uniform_rules(const Question& question,
-                                     ReplayPolicy policy) {
-  const TapeRules rules{policy, nullptr,
-                        static_cast<std::size_t>(question.min_bytes.count())};
-  return {question.trace->layers.size(), rules};
-}
 
 LayerChoices::LayerChoices(const Question& question) : question_(question) {
   others_ = uniform_rules(question, ReplayPolicy::Cheap).front();

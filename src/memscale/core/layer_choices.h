@@ -1,33 +1,16 @@
 #pragma once
 
 #include <cstddef>
-#include <cstdint>
 #include <span>
 #include <vector>
 
 #include "memscale/base/bytes.h"
-#include "memscale/core/decision.h"
+#include "memscale/core/plan/forecast.h"
+#include "memscale/core/plan/question.h"
 #include "memscale/core/replay_rules.h"
 #include "memscale/core/solver/solver.h"
 
 namespace memscale {
-
-// The step under some rules, as predicted.
-struct Forecast {
-  std::vector<TapeRules> rules;  // by LayerId
-  Bytes peak;
-  Bytes host_peak;
-  std::int64_t nanoseconds = 0;  // of ops called again
-  struct Layer {
-    Bytes plain;
-    Bytes held;
-    std::int64_t nanoseconds = 0;
-  };
-  std::vector<Layer> layers;  // by LayerId
-};
-
-// If the trace's saves are not known, rules must be of keeping all.
-Forecast forecast(const Question& question, std::vector<TapeRules> rules);
 
 // What each layer can do, and what that comes to, as a problem for the solver.
 //
@@ -63,9 +46,5 @@ class LayerChoices final {
   TapeRules others_;               // of layers without a choice
   Problem problem_;
 };
-
-// The same rules for every layer.
-std::vector<TapeRules> uniform_rules(const Question& question,
-                                     ReplayPolicy policy);
 
 }  // namespace memscale

@@ -2,12 +2,16 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <ranges>
 #include <set>
+#include <span>
 #include <sstream>
 
 #include "memscale/base/ascii.h"
 #include "memscale/base/error.h"
+#include "memscale/core/plan/tape_choice.h"
+#include "memscale/core/plan/technique.h"
 
 namespace memscale {
 namespace {
@@ -28,20 +32,25 @@ double change(Bytes from, Bytes to) {
          static_cast<double>(from.count());
 }
 
-// Of a name, which may come from a file, so much as a message needs; not cut
-// inside of a character.
-std::string quoted_start(std::string_view name) {
-  constexpr std::size_t kMost = 100;
-  if (name.size() <= kMost) return ascii::quoted(name);
-  std::size_t end = kMost;
-  while (end > 0 && (static_cast<unsigned char>(name[end]) & 0xC0U) == 0x80U) {
-    --end;
-  }
-  return ascii::quoted(name.substr(0, end)) + "...";
-}
-
 std::string name_of(const LayerPlan& layer) {
   return layer.layer.empty() ? "(the model itself)" : layer.layer;
+}
+
+// Of all of them; files may have any numbers.
+std::int64_t price_of(std::span<const Choice> choices) {
+  constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max();
+  std::int64_t sum = 0;
+  for (const Choice& choice : choices) {
+    sum = choice.nanoseconds > kMost - sum ? kMost : sum + choice.nanoseconds;
+  }
+  return sum;
+}
+
+// What a technique does to the whole step.
+std::string described(std::span<const Choice> choices,
+                      const Technique& technique) {
+  const Choice* choice = find_choice(choices, technique.name);
+  return choice == nullptr ? "not used" : technique.describe(*choice);
 }
 
 // 64-bit FNV-1a: no secret is kept, and equal on every host.
@@ -68,19 +77,32 @@ class Hash final {
 
 }  // namespace
 
-std::string LayerPlan::technique() const {
-  if (keep_set) {
-    return str("recompute (keeps ", keep_set->kept.size(), " results of ",
-               keep_set->ops.size(), " ops)");
-  }
-  if (policy == ReplayPolicy::Keep) return "keep";
-  return str("recompute (", to_string(policy), ")");
+bool LayerPlan::recomputes() const {
+  return find_choice(choices, kRecompute) != nullptr;
 }
+
+std::string LayerPlan::technique() const {
+  return choices.empty() ? "keep" : describe(choices);
+}
+
+std::int64_t LayerPlan::nanoseconds() const { return price_of(choices); }
+
+std::string LayerPlan::reason() const {
+  if (choices.empty()) return plain_bytes == 0_B ? "holds nothing" : "";
+  std::string text;
+  for (const Choice& choice : choices) {
+    if (choice.reason.empty()) continue;
+    text += str(text.empty() ? "" : "; ", choice.reason);
+  }
+  return text;
+}
+
+std::int64_t Plan::step_nanoseconds() const { return price_of(choices); }
 
 double Plan::slowdown() const {
   if (plain_nanoseconds == 0) return 0;
   return (static_cast<double>(nanoseconds) +
-          static_cast<double>(optimizer_nanoseconds)) /
+          static_cast<double>(step_nanoseconds())) /
          static_cast<double>(plain_nanoseconds);
 }
 
@@ -90,21 +112,17 @@ void Plan::check() const {
   check_not_negative("host_peak", host_peak.count());
   check_not_negative("plain_nanoseconds", plain_nanoseconds);
   check_not_negative("nanoseconds", nanoseconds);
-  check_not_negative("optimizer_nanoseconds", optimizer_nanoseconds);
   if (budget && *budget <= 0_B) {
     throw PlanError(str("budget must be > 0, got ", budget->count()));
   }
-  if (optimizer_bits != 8 && optimizer_bits != 32) {
-    throw PlanError(
-        str("optimizer_bits must be 8 or 32, got ", optimizer_bits));
-  }
+  check_choices("", choices, false);
   if (layers.empty()) throw PlanError("layers must not be empty");
   std::set<std::string_view> names;
   for (std::size_t i = 0; i < layers.size(); ++i) {
     const LayerPlan& layer = layers[i];
     if (!names.insert(layer.layer).second) {
       throw PlanError(str("layers[", i, "].layer must not be there twice, got ",
-                          quoted_start(layer.layer)));
+                          ascii::quoted_start(layer.layer)));
     }
     const std::string place = str("layers[", i, "].");
     check_not_negative(place + "plain_bytes", layer.plain_bytes.count());
@@ -113,20 +131,14 @@ void Plan::check() const {
                          layer.parameter_bytes->count());
     }
     check_not_negative(place + "held_bytes", layer.held_bytes.count());
-    check_not_negative(place + "nanoseconds", layer.nanoseconds);
-    if (!layer.keep_set) continue;
-    try {
-      layer.keep_set->check();
-    } catch (const PlanError& error) {
-      throw PlanError(place + error.what());
-    }
+    check_choices(place, layer.choices, true);
   }
 }
 
 void Plan::check_fits(const std::vector<std::string>& layer_names,
                       const std::vector<Bytes>& parameter_bytes) const {
-  const std::string head =
-      str("the plan must be of this model, but it is of ", quoted_start(model));
+  const std::string head = str("the plan must be of this model, but it is of ",
+                               ascii::quoted_start(model));
   if (layer_names.size() != layers.size()) {
     throw PlanError(str(head, " with ", layers.size(), " layers instead of ",
                         layer_names.size()));
@@ -134,18 +146,19 @@ void Plan::check_fits(const std::vector<std::string>& layer_names,
   for (std::size_t i = 0; i < layers.size(); ++i) {
     if (layers[i].layer == layer_names[i]) continue;
     throw PlanError(str(head, " whose layer ", i, " is ",
-                        quoted_start(layers[i].layer), " instead of ",
-                        quoted_start(layer_names[i])));
+                        ascii::quoted_start(layers[i].layer), " instead of ",
+                        ascii::quoted_start(layer_names[i])));
   }
   const std::size_t known = std::min(parameter_bytes.size(), layers.size());
   for (std::size_t i = 0; i < known; ++i) {
     const std::optional<Bytes> made_for = layers[i].parameter_bytes;
     if (!made_for || *made_for == parameter_bytes[i]) continue;
-    throw PlanError(str(
-        head, " whose layer ", i, ", ", quoted_start(layers[i].layer), ", has ",
-        *made_for, " of parameters (layers[", i, "].parameter_bytes is ",
-        made_for->count(), ") instead of ", parameter_bytes[i], " (",
-        parameter_bytes[i].count(), "): make a plan for this model"));
+    throw PlanError(
+        str(head, " whose layer ", i, ", ",
+            ascii::quoted_start(layers[i].layer), ", has ", *made_for,
+            " of parameters (layers[", i, "].parameter_bytes is ",
+            made_for->count(), ") instead of ", parameter_bytes[i], " (",
+            parameter_bytes[i].count(), "): make a plan for this model"));
   }
 }
 
@@ -161,16 +174,16 @@ std::string Plan::explain() const {
     out << "rule " << verdict.rule << ": " << verdict.text << "\n";
   }
   for (const LayerPlan& layer : layers) {
-    if (layer.plain_bytes == 0_B && !layer.recomputes()) continue;
+    if (layer.plain_bytes == 0_B && layer.choices.empty()) continue;
     out << name_of(layer) << ": " << layer.technique() << ", "
         << layer.plain_bytes << " -> " << layer.held_bytes;
-    if (layer.nanoseconds > 0) {
+    if (const std::int64_t time = layer.nanoseconds(); time > 0) {
       // In this order: nothing overflows.
-      out << ", "
-          << layer.nanoseconds / 1000 + (layer.nanoseconds % 1000 + 500) / 1000
-          << " us";
+      out << ", " << time / 1000 + (time % 1000 + 500) / 1000 << " us";
     }
-    if (!layer.reason.empty()) out << ": " << layer.reason;
+    if (const std::string reason = layer.reason(); !reason.empty()) {
+      out << ": " << reason;
+    }
     out << "\n";
   }
   return std::move(out).str();
@@ -190,7 +203,10 @@ std::string Plan::diff(const Plan& other) const {
   line("mode", to_string(mode), to_string(other.mode));
   line("budget", budget ? budget->human() : "none",
        other.budget ? other.budget->human() : "none");
-  line("bits of optimizer state", optimizer_bits, other.optimizer_bits);
+  for (const Technique& technique : techniques()) {
+    line(technique.name, described(choices, technique),
+         described(other.choices, technique));
+  }
   line("predicted peak", peak, other.peak);
   line("predicted slowdown", percent(slowdown()), percent(other.slowdown()));
   const auto find = [](const Plan& plan, const std::string& name) {
@@ -204,7 +220,8 @@ std::string Plan::diff(const Plan& other) const {
     }
     line(name_of(layer), layer.technique(), found->technique());
     if (layer.technique() == found->technique() &&
-        layer.keep_set != found->keep_set) {
+        !std::ranges::equal(layer.choices, found->choices, {},
+                            &Choice::keep_set, &Choice::keep_set)) {
       out << name_of(layer) << ": keeps other results\n";
     }
   }

@@ -8,7 +8,7 @@
 
 #include "memscale/base/bytes.h"
 #include "memscale/core/config.h"
-#include "memscale/core/replay_rules.h"
+#include "memscale/core/plan/choice.h"
 #include "memscale/core/trace.h"
 
 // What each layer of a model is to do, why, and what that is predicted to come
@@ -19,21 +19,21 @@ namespace memscale {
 // One layer's part.
 struct LayerPlan {
   std::string layer;  // as named_modules() has it
-  ReplayPolicy policy = ReplayPolicy::Keep;
-  std::optional<KeepSet> keep_set;  // if there is one, it counts
+  // What techniques do in it; empty: it runs as without MemScale.
+  std::vector<Choice> choices;
   // Of the model that it was made for; not known of plans from before 0.1.
   std::optional<Bytes> parameter_bytes;
   // Activations that its forward made and the start of backward finds held.
   Bytes plain_bytes;
   Bytes held_bytes;
-  std::int64_t nanoseconds = 0;  // of calling ops again
-  std::string reason;
 
-  bool recomputes() const {
-    return keep_set.has_value() || policy != ReplayPolicy::Keep;
-  }
-  // "keep", "recompute (cheap)", "recompute (24 of 31 ops)".
+  bool recomputes() const;
+  // "keep", "recompute (cheap)", "recompute (keeps 24 results of 31 ops)".
   std::string technique() const;
+  // The price of all choices, for each step.
+  std::int64_t nanoseconds() const;
+  // Why, for people; empty: there is nothing to say.
+  std::string reason() const;
 
   bool operator==(const LayerPlan&) const = default;
 };
@@ -47,7 +47,7 @@ struct Verdict {
 };
 
 struct Plan {
-  // For whom it was made.
+  // What it was made for.
   std::string model;        // class
   std::string fingerprint;  // of its layers and ops, see fingerprint_of()
   std::string call;         // "input_ids=int64[2, 32]"
@@ -58,18 +58,18 @@ struct Plan {
   std::optional<Bytes> budget;
   // What was decided.
   std::vector<Verdict> verdicts;
-  std::vector<LayerPlan> layers;     // all of the trace's, in its order
-  std::int64_t optimizer_bits = 32;  // 8: of Adam's moments
+  std::vector<Choice> choices;    // of techniques for the whole step
+  std::vector<LayerPlan> layers;  // all of the trace's, in its order
   // What is predicted.
   Bytes plain_peak;
   Bytes peak;
   Bytes host_peak;
   std::int64_t plain_nanoseconds = 0;
   std::int64_t nanoseconds = 0;  // of calling ops again, all layers
-  // By so much an optimizer's step with 8-bit state is slower than the plain.
-  std::int64_t optimizer_nanoseconds = 0;
 
-  // 0.25: a step takes 25 % longer.
+  // The price of the choices for the whole step.
+  std::int64_t step_nanoseconds() const;
+  // 0.25: a step takes 25 % longer, all choices included.
   double slowdown() const;
   // Throws PlanError naming what is out of range, empty or there twice.
   void check() const;
@@ -89,8 +89,9 @@ struct Plan {
 // Sixteen hexadecimal digits that change when layers or forward ops do.
 std::string fingerprint_of(const Trace& trace);
 
-// The plan as JSON, the same bytes for equal plans, and back. The text may come
-// from anywhere: PlanError names the place of whatever is wrong with it.
+// The plan as JSON, the same bytes for equal plans, and back; files of version
+// 1 can be read, too. The text may come from anywhere: PlanError names the
+// place of whatever is wrong with it.
 std::string to_json(const Plan& plan);
 Plan plan_from_json(std::string_view text);
 

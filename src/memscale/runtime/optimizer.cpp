@@ -18,7 +18,7 @@
 #include <mutex>
 #include <optional>
 
-#include "memscale/core/optimizer_bits.h"
+#include "memscale/core/techniques/optimizer_state.h"
 #include "memscale/runtime/optimizer_backend.h"
 
 namespace memscale {

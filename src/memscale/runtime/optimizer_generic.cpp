@@ -21,7 +21,7 @@
 #include <limits>
 #include <vector>
 
-#include "memscale/core/optimizer_bits.h"
+#include "memscale/core/techniques/optimizer_state.h"
 #include "memscale/runtime/optimizer_backend.h"
 
 namespace memscale {

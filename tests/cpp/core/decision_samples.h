@@ -1,13 +1,13 @@
 #pragma once
 
-#include <algorithm>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "memscale/base/error.h"
 #include "memscale/core/decision.h"
 #include "memscale/core/layer_choices.h"
-#include "memscale/core/replayed_step.h"
+#include "memscale/core/plan/technique.h"
 #include "memscale/core/timeline.h"
 #include "tiny_program.h"
 
@@ -61,17 +61,23 @@ inline Trace stack_of(std::size_t num_layers) {
   return trace;
 }
 
+// A trace of a test's, which outlives the question.
+inline std::shared_ptr<const Trace> shared(const Trace& trace) {
+  return {std::shared_ptr<void>(), &trace};
+}
+
 inline Question question_of(const Trace& trace,
                             const Config& config = Config()) {
-  Question question;
-  question.trace = &trace;
-  question.config = config.resolve();
+  Target target;
+  target.name = target.type = "sim";
+  StepFacts facts;
+  facts.model = "Stack";
+  facts.call = "x=float32[64, 256]";
+  facts.optimizer = "sgd";
+  Question question = Question::of(shared(trace), config, target, facts);
   question.force = true;
-  question.granularity = 512_B;
-  question.model = "Stack";
-  question.call = "x=float32[64, 256]";
-  question.device = "sim";
-  question.optimizer = "sgd";
+  question.utilization = 1;
+  question.min_bytes = 0_B;
   return question;
 }
 
@@ -80,26 +86,10 @@ inline Question with_budget(Question question, Bytes budget) {
   return question;
 }
 
-inline std::vector<TapeRules> rules_of(const Question& question,
-                                       const Plan& plan) {
-  std::vector<TapeRules> rules;
-  for (const LayerPlan& layer : plan.layers) {
-    TapeRules& rule = rules.emplace_back(
-        TapeRules{layer.policy, nullptr,
-                  static_cast<std::size_t>(question.min_bytes.count())});
-    if (layer.keep_set) {
-      rule.keep_set = std::make_shared<const KeepSet>(*layer.keep_set);
-    }
-  }
-  return rules;
-}
-
-// What the step is predicted to hold under the plan's rules, found anew.
+// What the step is predicted to hold under the plan's choices, found anew.
 inline Bytes replayed_peak(const Question& question, const Plan& plan) {
-  const ReplayedStep step =
-      replayed_step(*question.trace, rules_of(question, plan), question.on_cpu);
-  const auto peak =
-      Timeline(step.trace, Place::Device, question.granularity).peak();
+  const Trace step = step_under(question, plan);
+  const auto peak = Timeline(step, Place::Device, question.granularity).peak();
   return peak ? peak->bytes : Bytes();
 }
 

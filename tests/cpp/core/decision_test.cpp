@@ -44,9 +44,9 @@ class DecisionTest : public testing::Test {
 };
 
 TEST_F(DecisionTest, RulesAreAskedInTheirOrder) {
-  const std::vector<std::string> names = {"weigh_memory", "quantise_optimizer",
-                                          "skip_tiny_model",
-                                          "recompute_layers"};
+  const std::vector<std::string> names = {
+      "forget_cache", "weigh_memory", "quantise_optimizer", "skip_tiny_model",
+      "recompute_layers"};
   EXPECT_EQ(rule_names(), names);
   EXPECT_EQ(rules_asked(decide(question).plan),
             (std::vector<std::string>{"weigh_memory", "recompute_layers"}));
@@ -274,6 +274,40 @@ TEST_F(DecisionTest, AFrontierRisesInPeakAndFallsInTime) {
   }
   EXPECT_EQ(plan_error_of([&] { plan_frontier(question, 0); }),
             "max_points must be >= 1, got 0");
+}
+
+TEST_F(DecisionTest, AFrontierIsAskedOfTheSameRules) {
+  Question some = question;
+  some.disabled_rules = {"recompute_layers"};
+  const std::vector<Plan> plans = plan_frontier(some, 5);
+  ASSERT_EQ(plans.size(), 1u);
+  EXPECT_TRUE(keeps_all(plans[0]));
+  EXPECT_EQ(rules_asked(plans[0]), std::vector<std::string>{"weigh_memory"});
+
+  some = question;
+  some.config.enable_checkpointing = false;
+  EXPECT_EQ(plan_frontier(some, 5).size(), 1u);
+  // What it is not about: sizes and times.
+  some = with_budget(question, 1_B);
+  some.force = false;
+  const std::vector<Plan> others = plan_frontier(some, 5);
+  ASSERT_GT(others.size(), 1u);
+  EXPECT_EQ(others, plan_frontier(question, 5));
+  EXPECT_EQ(rules_asked(others[0]),
+            (std::vector<std::string>{"weigh_memory", "recompute_layers"}));
+}
+
+TEST_F(DecisionTest, ABudgetThatIsTooSmallIsAnErrorThatNamesTheSmallest) {
+  EXPECT_EQ(plan_for(with_budget(question, smallest)).peak, smallest);
+  const std::string error =
+      plan_error_of([&] { plan_for(with_budget(question, 1_KiB)); });
+  EXPECT_TRUE(error.starts_with(str("budget must be at least ",
+                                    smallest.count(), " bytes (", smallest,
+                                    ", at a predicted slowdown of ")))
+      << error;
+  EXPECT_TRUE(error.ends_with(
+      "%) for Stack with x=float32[64, 256] and sgd, got 1024 (1.00 KiB)"))
+      << error;
 }
 
 TEST(Decision, TakesStepsWithoutAnythingToChoose) {

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "decision_samples.h"
+#include "memscale/core/replayed_step.h"
 
 namespace memscale {
 namespace {

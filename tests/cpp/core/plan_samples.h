@@ -2,6 +2,7 @@
 
 #include <functional>
 #include <string>
+#include <string_view>
 
 #include "memscale/base/error.h"
 #include "memscale/core/plan.h"
@@ -18,6 +19,13 @@ inline std::string plan_error_of(const std::function<void()>& call) {
   }
 }
 
+inline Choice made_choice(std::string_view technique, std::string_view choice) {
+  Choice made;
+  made.technique = technique;
+  made.choice = choice;
+  return made;
+}
+
 // Every field has a value that no other has: three layers, one of each kind.
 inline Plan small_plan() {
   Plan plan;
@@ -29,22 +37,28 @@ inline Plan small_plan() {
   plan.mode = OptimizationMode::Aggressive;
   plan.budget = 6_MiB;
   plan.verdicts = {{"weigh_memory", "little"}, {"recompute_layers", "some"}};
+  plan.choices = {made_choice("optimizer_state", "8bit")};
+  plan.choices[0].bytes = 3_KiB;
+  plan.choices[0].nanoseconds = 1;
+  plan.choices[0].reason = "smaller";
   LayerPlan all;
   all.layer = "";
   all.plain_bytes = 1_KiB;
   all.held_bytes = 1_KiB;
   LayerPlan cheap;
   cheap.layer = "a";
-  cheap.policy = ReplayPolicy::Cheap;
+  cheap.choices = {made_choice("recompute", "cheap")};
+  cheap.choices[0].bytes = 3_MiB;
+  cheap.choices[0].nanoseconds = 1'499;
+  cheap.choices[0].reason = "frees 3.00 MiB";
   cheap.plain_bytes = 4_MiB;
   cheap.held_bytes = 1_MiB;
-  cheap.nanoseconds = 1'499;
-  cheap.reason = "frees 3.00 MiB";
   LayerPlan chosen = cheap;
   chosen.layer = "b.0";
-  chosen.policy = ReplayPolicy::Keep;
-  chosen.keep_set = KeepSet{{"aten::mm", "aten::tanh"}, {{0, 0}, {1, 2}}};
-  chosen.nanoseconds = 2'500;
+  chosen.choices[0].choice = "chosen";
+  chosen.choices[0].keep_set =
+      KeepSet{{"aten::mm", "aten::tanh"}, {{0, 0}, {1, 2}}};
+  chosen.choices[0].nanoseconds = 2'500;
   chosen.parameter_bytes = 256_KiB;
   plan.layers = {all, cheap, chosen};
   plan.plain_peak = 10_MiB;
@@ -52,7 +66,6 @@ inline Plan small_plan() {
   plan.host_peak = 7_B;
   plan.plain_nanoseconds = 40'000;
   plan.nanoseconds = 3'999;
-  plan.optimizer_nanoseconds = 1;
   return plan;
 }
 

@@ -21,12 +21,15 @@ TEST(LayerPlan, SaysWhatItDoes) {
   EXPECT_FALSE(plan.layers[0].recomputes());
   EXPECT_EQ(plan.layers[1].technique(), "recompute (cheap)");
   EXPECT_TRUE(plan.layers[1].recomputes());
-  // The policy beside a keep set does not count.
   EXPECT_EQ(plan.layers[2].technique(), "recompute (keeps 2 results of 2 ops)");
   EXPECT_TRUE(plan.layers[2].recomputes());
   LayerPlan block;
-  block.policy = ReplayPolicy::Block;
+  block.choices = {made_choice("recompute", "block")};
   EXPECT_EQ(block.technique(), "recompute (block)");
+  EXPECT_EQ(plan.layers[0].reason(), "");
+  EXPECT_EQ(LayerPlan().reason(), "holds nothing");
+  EXPECT_EQ(plan.layers[1].reason(), "frees 3.00 MiB");
+  EXPECT_EQ(plan.layers[1].nanoseconds(), 1'499);
 }
 
 TEST(Plan, SlowdownIsAShareOfThePlainStep) {
@@ -61,17 +64,42 @@ TEST(PlanCheck, NamesWhatIsWrong) {
        "layers[0].plain_bytes must be >= 0, got -7"},
       {[](Plan& p) { p.layers[1].held_bytes = Bytes(-8); },
        "layers[1].held_bytes must be >= 0, got -8"},
-      {[](Plan& p) { p.layers[2].nanoseconds = -9; },
-       "layers[2].nanoseconds must be >= 0, got -9"},
-      {[](Plan& p) { p.layers[2].keep_set->kept = {{2, 0}}; },
-       "layers[2].keep_set.kept[0] must name one of 2 ops, got 2"},
-      {[](Plan& p) { p.layers[2].keep_set->kept = {{1, 0}, {0, 0}}; },
-       "layers[2].keep_set.kept must be sorted without repetition, kept[1] is "
-       "not after kept[0]"},
-      {[](Plan& p) { p.layers[2].keep_set->kept = {{0, 1}, {0, 1}}; },
-       "layers[2].keep_set.kept must be sorted without repetition, kept[1] is "
-       "not after kept[0]"},
-      {[](Plan& p) { p.layers[2].keep_set->kept.clear(); }, "no error"},
+      {[](Plan& p) { p.layers[2].choices[0].nanoseconds = -9; },
+       "layers[2].choices[0].nanoseconds must be >= 0, got -9"},
+      {[](Plan& p) { p.choices[0].bytes = Bytes(-1); },
+       "choices[0].bytes must be >= 0, got -1"},
+      {[](Plan& p) { p.layers[2].choices[0].keep_set->kept = {{2, 0}}; },
+       "layers[2].choices[0].keep_set.kept[0] must name one of 2 ops, got 2"},
+      {[](Plan& p) {
+         p.layers[2].choices[0].keep_set->kept = {{1, 0}, {0, 0}};
+       },
+       "layers[2].choices[0].keep_set.kept must be sorted without repetition, "
+       "kept[1] is not after kept[0]"},
+      {[](Plan& p) {
+         p.layers[2].choices[0].keep_set->kept = {{0, 1}, {0, 1}};
+       },
+       "layers[2].choices[0].keep_set.kept must be sorted without repetition, "
+       "kept[1] is not after kept[0]"},
+      {[](Plan& p) { p.layers[2].choices[0].keep_set->kept.clear(); },
+       "no error"},
+      {[](Plan& p) { p.layers[2].choices[0].keep_set.reset(); },
+       "layers[2].choices[0].keep_set must be given with the choice 'chosen'"},
+      {[](Plan& p) { p.choices[0].keep_set.emplace(); },
+       "choices[0].keep_set must not be given with the choice '8bit'"},
+      {[](Plan& p) { p.choices[0].technique = "magic"; },
+       "choices[0].technique must be one of use_cache, optimizer_state, got "
+       "'magic'"},
+      {[](Plan& p) { p.choices[0] = p.layers[1].choices[0]; },
+       "choices[0].technique must be one of use_cache, optimizer_state, got "
+       "'recompute'"},
+      {[](Plan& p) { p.layers[1].choices = p.choices; },
+       "layers[1].choices[0].technique must be one of recompute, got "
+       "'optimizer_state'"},
+      {[](Plan& p) { p.layers[1].choices[0].choice = "keep"; },
+       "layers[1].choices[0].choice must be one of cheap, block, chosen, got "
+       "'keep'"},
+      {[](Plan& p) { p.choices.push_back(p.choices[0]); },
+       "choices[1].technique must not be there twice, got 'optimizer_state'"},
   };
   for (const Case& one : cases) {
     Plan plan = small_plan();
@@ -152,7 +180,7 @@ TEST(PlanExplain, LeavesOutLayersThatHoldNothing) {
   Plan plan = small_plan();
   plan.layers[0].plain_bytes = 0_B;
   EXPECT_EQ(plan.explain().find("(the model itself)"), std::string::npos);
-  plan.layers[0].policy = ReplayPolicy::Block;
+  plan.layers[0].choices = {made_choice("recompute", "block")};
   EXPECT_NE(plan.explain().find("(the model itself): recompute (block)"),
             std::string::npos);
 }
@@ -163,7 +191,7 @@ TEST(PlanExplain, TakesTheLargestNumbers) {
   plan.plain_nanoseconds = plan.nanoseconds = kMax;
   for (LayerPlan& layer : plan.layers) {
     layer.plain_bytes = layer.held_bytes = Bytes(kMax);
-    layer.nanoseconds = kMax;
+    for (Choice& choice : layer.choices) choice.nanoseconds = kMax;
   }
   plan.check();
   EXPECT_NE(plan.explain().find("9223372036854776 us"), std::string::npos)
@@ -191,8 +219,9 @@ TEST(PlanDiff, SaysLineByLineWhatTheOtherDoes) {
   other.budget = 7_MiB;
   other.peak = 6_MiB;
   other.nanoseconds = 0;
-  other.layers[0].policy = ReplayPolicy::Block;
-  other.layers[2].keep_set->kept.back() = {1, 0};
+  other.choices.clear();
+  other.layers[0].choices = {made_choice("recompute", "block")};
+  other.layers[2].choices[0].keep_set->kept.back() = {1, 0};
   EXPECT_EQ(plan.diff(other),
             "model: Net -> Web\n"
             "call: x=float32[4, 8] -> y\n"
@@ -200,6 +229,7 @@ TEST(PlanDiff, SaysLineByLineWhatTheOtherDoes) {
             "optimizer: adamw -> sgd\n"
             "mode: aggressive -> balanced\n"
             "budget: 6.00 MiB -> 7.00 MiB\n"
+            "optimizer_state: 8 bits -> not used\n"
             "predicted peak: 5.00 MiB -> 6.00 MiB\n"
             "predicted slowdown: +10 % -> +0 %\n"
             "(the model itself): keep -> recompute (block)\n"

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 import memscale
 from memscale import Config, OptimizationMode, ledger, memory, replay
+from memscale._C import Tolerance
 from same_bytes import how_far, same_bytes
 from zoo.inputs import Batch
 
@@ -153,13 +154,13 @@ def _arm(plain: Run, run: Run, stats: replay.Stats, plan: str = "") -> Arm:
 
 def wrapped(model: nn.Module, batch: Batch, plain: Run, **fields: Any) -> Arm:
     """Under ``memscale.wrap``, past the plan that is made anew."""
-    memscale.wrap(model, Config(**CONFIG, **fields))
-    executor = model._memscale_executor
-    margin, ledger.TIME_MARGIN = ledger.TIME_MARGIN, -1e9  # so that it always is
+    before, ledger.TOLERANCE = ledger.TOLERANCE, Tolerance(time=-1e9)  # always is
     try:
+        memscale.wrap(model, Config(**CONFIG, **fields))
+        executor = model._memscale_executor
         run = train(model, batch)
     finally:
-        ledger.TIME_MARGIN = margin
+        ledger.TOLERANCE = before
     plan = ", without a plan"
     if executor.plan is not None:
         layers = sum(layer.recomputes for layer in executor.plan.layers)

@@ -10,7 +10,7 @@
 #include "memscale/core/ops/op_cost.h"
 #include "memscale/core/ops/op_table.h"
 #include "memscale/core/ops/workspace/workspace.h"
-#include "memscale/core/optimizer_bits.h"
+#include "memscale/core/techniques/optimizer_state.h"
 
 namespace memscale {
 namespace {

@@ -1,4 +1,4 @@
-#include "memscale/core/optimizer_bits.h"
+#include "memscale/core/techniques/optimizer_state.h"
 
 #include <gtest/gtest.h>
 

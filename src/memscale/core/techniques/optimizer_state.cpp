@@ -1,13 +1,25 @@
-#include "memscale/core/optimizer_bits.h"
+#include "memscale/core/techniques/optimizer_state.h"
 
 #include <algorithm>
+#include <array>
 #include <map>
+#include <memory>
 #include <optional>
+#include <string_view>
 #include <utility>
 #include <vector>
 
+#include "memscale/base/error.h"
+#include "memscale/core/plan/frontier.h"
+#include "memscale/core/plan/question.h"
+#include "memscale/core/rules/rule.h"
+#include "memscale/core/techniques/table.h"
+
 namespace memscale {
 namespace {
+
+constexpr std::string_view kName = "optimizer_state";
+constexpr std::array<std::string_view, 1> kChoices = {"8bit"};
 
 constexpr std::int64_t kFloat = 4;  // bytes
 
@@ -16,6 +28,25 @@ constexpr std::int64_t kFloat = 4;  // bytes
 constexpr std::int64_t kBytesWith8Bits = 24;
 constexpr std::int64_t kBytesWith32Bits = 16;
 constexpr std::int64_t kBytesOfHalves = 4;  // more, for parameters of 16 bits
+
+// A step over elements of two moments: by a kernel of ours (or bitsandbytes'),
+// and by torch's operators, so many pieces. As measured on one core, and from
+// what runtime/optimizer_generic.cpp calls: two moments of a byte, a parameter
+// and its gradient once, or about eighty passes of ten bytes.
+ElementPass kernel_step(std::int64_t elements) {
+  return {.elements = elements,
+          .cpu_picoseconds = 1'310,
+          .cpu_calls = 1,
+          .card_bytes = 16,
+          .card_calls = 1};
+}
+ElementPass step_in_pieces(std::int64_t elements, std::int64_t pieces) {
+  return {.elements = elements,
+          .cpu_picoseconds = 88'000,
+          .cpu_calls = 0,
+          .card_bytes = 800,
+          .card_calls = 80.0 * static_cast<double>(pieces)};
+}
 
 // 0: not a type that can be held in 8 bits; it stays as it is.
 std::int64_t width_of(Dtype dtype) {
@@ -193,9 +224,9 @@ StepTimes optimizer_step_times(const Trace& plain, const CostModel& cost,
                                             static_cast<double>(elements) /
                                             static_cast<double>(traced));
   }
-  times.with_8bit = in_pieces
-                        ? cost.of_8bit_step_in_pieces(elements / 2, pieces / 2)
-                        : cost.of_8bit_step(elements / 2);
+  times.with_8bit =
+      cost.nanoseconds(in_pieces ? step_in_pieces(elements / 2, pieces / 2)
+                                 : kernel_step(elements / 2));
   return times;
 }
 
@@ -208,6 +239,121 @@ Bytes optimizer_state_bytes(const Trace& trace) {
     }
   }
   return sum;
+}
+
+std::int64_t state_bits(std::span<const Choice> choices) {
+  return find_choice(choices, kName) != nullptr ? 8 : 32;
+}
+
+namespace {
+
+Choice eight_bit_choice(std::int64_t nanoseconds) {
+  Choice choice;
+  choice.technique = kName;
+  choice.choice = kChoices[0];
+  choice.nanoseconds = nanoseconds;
+  return choice;
+}
+
+std::optional<std::string> why_not(const Question& question) {
+  if (question.step.optimizer_is_adam) return std::nullopt;
+  return str("the state of ", question.step.optimizer, " stays as it is");
+}
+
+// "about 60 times as long as ..."; empty if a kernel steps, which takes no
+// longer than torch's own step, as it moves fewer bytes.
+std::string price_of(const StepTimes& times, const Question& question) {
+  if (question.has_state_kernel || times.extra() == 0) return "";
+  return str("about ", times.times(),
+             " times as long as the optimizer's own step, as this device "
+             "has no kernel for it here; on CUDA, install bitsandbytes or "
+             "build with CUDA kernels");
+}
+
+// Why the state stays as it is although the mode allows to change it; empty:
+// it does not stay.
+std::string reason_to_stay(const Question& question, const std::string& price) {
+  if (question.config.budget &&
+      fits_budget(question, *question.config.budget - question.margin)) {
+    return "the budget can be met with the optimizer's state as it is";
+  }
+  if (price.empty()) return "";
+  const auto limit = question.limit();
+  if (limit && !fits_budget(question, *limit - question.margin)) return "";
+  return str(
+      "the optimizer's state stays in 32 bits: a step with 8 would take ",
+      price, "; use_8bit_optimizer=True asks for it");
+}
+
+// Holds Adam's moments in 8 bits: always if that was asked for; if the mode
+// allows it, for the smallest peak, or under a budget that no exact plan meets.
+// It is lossy. Where it takes long, no mode alone chooses it, only a budget, or
+// a device, that is too small for every exact plan.
+bool quantise_optimizer(RuleContext& context) {
+  const Question& question = context.question;
+  const bool is_asked_for =
+      question.wish(*find_technique(kName)) == Wish::Asked;
+  if (!is_asked_for && is_tiny(context)) return true;
+  const StepTimes times = optimizer_step_times(*question.trace, question.cost,
+                                               !question.has_state_kernel);
+  const std::string price = price_of(times, question);
+  if (!is_asked_for) {
+    std::string reason = reason_to_stay(question, price);
+    if (!reason.empty()) {
+      context.say(std::move(reason));
+      return true;
+    }
+  }
+  auto made = std::make_shared<const Trace>(
+      with_8bit_state(*question.trace, question.on_cpu));
+  const Bytes before = optimizer_state_bytes(*question.trace);
+  const Bytes after = optimizer_state_bytes(*made);
+  if (!is_asked_for && after >= before) {
+    context.say(
+        "optimizer state in 8 bits would gain nothing: all of it is small");
+    return true;
+  }
+  Choice choice = eight_bit_choice(times.extra());
+  choice.bytes = std::max(before - after, Bytes());
+  choice.reason = str("optimizer state in 8 bits: ", before, " -> ", after,
+                      price.empty() ? "" : "; a step takes ", price);
+  context.say(choice.reason);
+  context.plan().choices.push_back(std::move(choice));
+  context.set_step(std::move(made));
+  return true;
+}
+
+Trace predict(const Trace& step, const Plan& plan, const Question& question) {
+  if (state_bits(plan.choices) != 8) return step;
+  return with_8bit_state(step, question.on_cpu);
+}
+
+// Where it takes long, it has to be asked for.
+std::optional<Choice> fallback(const Question& question) {
+  const bool is_asked_for =
+      question.wish(*find_technique(kName)) == Wish::Asked;
+  if (!is_asked_for && !question.has_state_kernel) return std::nullopt;
+  return eight_bit_choice(0);
+}
+
+std::string describe(const Choice&) { return "8 bits"; }
+
+}  // namespace
+
+Technique optimizer_state_technique() {
+  return {.name = kName,
+          .rule = "quantise_optimizer",
+          .stage = Stage::Step,
+          .field = "use_8bit_optimizer",
+          .is_on = &EffectiveConfig::use_8bit_optimizer,
+          .off = {},
+          .choices = kChoices,
+          .with_keep_set = {},
+          .why_not = &why_not,
+          .decide = &quantise_optimizer,
+          .predict = &predict,
+          .fallback = &fallback,
+          .describe = &describe};
 }
 
 }  // namespace memscale

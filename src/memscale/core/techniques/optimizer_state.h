@@ -2,12 +2,15 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 
 #include "memscale/base/bytes.h"
 #include "memscale/core/cost_model.h"
+#include "memscale/core/plan/choice.h"
 #include "memscale/core/trace.h"
 
-// Adam's moments at one byte each, as predicted. See docs/optimizer.md.
+// Adam's moments at one byte each: the step with them, and what it takes. The
+// rule that chooses this is in the .cpp. See docs/optimizer.md.
 
 namespace memscale {
 
@@ -46,6 +49,9 @@ struct StepTimes {
 // device has no kernel of ours.
 StepTimes optimizer_step_times(const Trace& plain, const CostModel& cost,
                                bool in_pieces);
+
+// The bits of each of Adam's moments under these choices of a plan: 8 or 32.
+std::int64_t state_bits(std::span<const Choice> choices);
 
 // What the optimizer keeps from step to step, on the device.
 Bytes optimizer_state_bytes(const Trace& trace);

@@ -21,25 +21,18 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
 
-from memscale._C import Error, Recorder, format_bytes
+from memscale import _call_events
+from memscale._C import Choice, Error, Plan, Recorder, format_bytes
 from memscale.inputs import tensors_in
 
-__all__ = [
-    "Caches",
-    "ForgottenError",
-    "forgetting",
-    "leave_call",
-    "leave_layer",
-    "off",
-    "telling",
-]
+__all__ = ["Caches", "ForgottenError", "UseCache", "as_wrapped", "off"]
 
-_of_thread = threading.local()
+T = TypeVar("T")
 
 # Frames of these between the user's call of a model and the cache that it makes.
 _LIBRARIES = {"torch", "transformers", "peft", "accelerate", "memscale"}
@@ -93,7 +86,7 @@ class Caches:
     """How the calls of one wrapped model treat the caches that are made in them."""
 
     def __init__(
-        self, model: nn.Module, say: weakref.WeakMethod[Callable[[str], object]]
+        self, model: nn.Module, say: weakref.WeakMethod[Callable[..., None]]
     ) -> None:
         self.early = False  # after each layer: no layer reads another's entries
         self.recorder: Recorder | None = None  # told what is forgotten
@@ -121,6 +114,44 @@ class Caches:
             )
 
 
+class UseCache:
+    """The technique: see memscale.techniques.technique.Technique."""
+
+    name = "use_cache"
+
+    def __init__(
+        self, model: nn.Module, say: weakref.WeakMethod[Callable[..., None]]
+    ) -> None:
+        self.caches = Caches(model, say)
+
+    def attach(
+        self, plan: Plan | None, otherwise: Choice | None, is_traced: bool
+    ) -> None:
+        chosen = otherwise if plan is None else plan.find_choice(self.name)
+        # A recorded step does not show what reads a cache that a layer has left.
+        self.caches.early = chosen is not None and is_traced
+
+    def detach(self) -> None:
+        self.caches.early = False
+
+    def around_call(self) -> AbstractContextManager[object]:
+        return self.caches.in_call()
+
+    def plain_optimizer(
+        self, optimizer: torch.optim.Optimizer
+    ) -> torch.optim.Optimizer:
+        return optimizer
+
+    def record(self, recorder: Recorder | None) -> None:
+        self.caches.recorder = recorder
+
+    def stats(self) -> dict[str, int]:
+        return {}
+
+    def describe(self) -> str | None:
+        return "caches let go after each layer" if self.caches.early else None
+
+
 @contextmanager
 def forgetting() -> Iterator[None]:
     """While a step is traced: caches are treated as in calls of a wrapped model.
@@ -131,32 +162,16 @@ def forgetting() -> Iterator[None]:
         yield
 
 
-@contextmanager
-def telling(recorder: Recorder) -> Iterator[None]:
-    """The recorder is told what is forgotten, and until when it would be held."""
-    call = getattr(_of_thread, "call", None)
-    if call is None:
-        yield
-        return
-    call.recorder = recorder
+def as_wrapped(trace: Callable[[], T]) -> T:
+    """What ``trace`` gives for a step as it runs wrapped: caches forget, if they may.
+
+    A model whose layers read what others cached has its caches as they are.
+    """
     try:
-        yield
-    finally:
-        call.recorder = None
-
-
-def leave_layer() -> None:
-    """A layer has returned, in this thread."""
-    call = getattr(_of_thread, "call", None)
-    if call is not None and call.early:
-        call.forget_written()
-
-
-def leave_call() -> None:
-    """The model that is traced has returned."""
-    call = getattr(_of_thread, "call", None)
-    if call is not None:
-        call.forget_all()
+        with forgetting():
+            return trace()
+    except ForgottenError:
+        return trace()
 
 
 class _Call:
@@ -180,6 +195,13 @@ class _Call:
     def wrote(self, cache: Any, layer: int) -> None:
         if any(each() is cache for each in self._early):
             self._written.append((weakref.ref(cache), layer))
+
+    def layer_left(self) -> None:
+        if self.early:
+            self.forget_written()
+
+    def call_left(self) -> None:
+        self.forget_all()
 
     def forget_written(self) -> None:
         written, self._written = self._written, []
@@ -250,18 +272,21 @@ def _entered(call: _Call) -> Iterator[None]:
         _num_calls += 1
         if _num_calls == 1:
             _watch_caches()
-    before = getattr(_of_thread, "call", None)
-    _of_thread.call = call
     try:
-        yield
+        with _call_events.listening(call):
+            yield
     finally:
-        _of_thread.call = before
         with _lock:
             _num_calls -= 1
             if _num_calls == 0:
                 while _originals:
                     owner, name, original = _originals.pop()
                     setattr(owner, name, original)
+
+
+def _current() -> _Call | None:
+    call = _call_events.current()
+    return call if isinstance(call, _Call) else None
 
 
 def _watch_caches() -> None:
@@ -282,7 +307,7 @@ def _watched_init(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
-        call = getattr(_of_thread, "call", None)
+        call = _current()
         if call is None:
             return
         maker = _maker(sys._getframe(1))
@@ -296,7 +321,7 @@ def _watched_update(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def update(self: Any, *args: Any, **kwargs: Any) -> Any:
         result = original(self, *args, **kwargs)
-        call = getattr(_of_thread, "call", None)
+        call = _current()
         if call is not None:
             # update(key_states, value_states, layer_idx, ...)
             call.wrote(self, kwargs["layer_idx"] if len(args) < 3 else args[2])
@@ -360,3 +385,6 @@ def _turned_off(configs: list[Any]) -> Iterator[None]:
     finally:
         for config in configs:
             config.use_cache = True
+
+
+_call_events.guard_repeated_layers(off)

@@ -7,27 +7,83 @@ memscale.optim.to_8bit. Those that cannot be converted are left alone, and that 
 
 from __future__ import annotations
 
-import gc
-import itertools
 import logging
 import weakref
 from collections import defaultdict
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 
 import torch
 from torch import nn
 
 from memscale._bitsandbytes import steps_in_pieces
-from memscale._C import InputError
+from memscale._C import Choice, Plan, Recorder
+from memscale._find_optimizer import holds_parameters
 from memscale._optim_adam import OPTIONS, EightBit
 from memscale._optimizer_step import innermost_optimizer
 from memscale._optimizer_steps import stop_watching, watch
 from memscale.optim import from_8bit, is_8bit, to_8bit
 
-__all__ = ["EightBitState", "check_optimizer", "find_optimizer"]
+__all__ = ["EightBitState", "OptimizerState"]
 
-Say = Callable[[str, int], None]
+Say = Callable[..., None]
+
+
+class OptimizerState:
+    """The technique: see memscale.techniques.technique.Technique.
+
+    Once on, it stays on until ``detach``: a state that was rounded cannot be made
+    exact again.
+    """
+
+    name = "optimizer_state"
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: weakref.ref[torch.optim.Optimizer] | None,
+        say: weakref.WeakMethod[Say],
+    ) -> None:
+        self._model = weakref.ref(model)
+        self._optimizer = optimizer
+        self._say = say
+        self._state: EightBitState | None = None
+
+    def attach(
+        self, plan: Plan | None, otherwise: Choice | None, is_traced: bool
+    ) -> None:
+        choice = otherwise if plan is None else plan.find_choice(self.name)
+        model = self._model()
+        if choice is None or self._state is not None or model is None:
+            return
+        self._state = EightBitState(model, self._say)
+        known = None if self._optimizer is None else self._optimizer()
+        if known is not None:
+            self._state.convert(known)
+
+    def detach(self) -> None:
+        state, self._state = self._state, None
+        if state is not None:
+            state.detach()
+
+    def around_call(self) -> AbstractContextManager[object]:
+        return nullcontext()
+
+    def plain_optimizer(
+        self, optimizer: torch.optim.Optimizer
+    ) -> torch.optim.Optimizer:
+        return optimizer if self._state is None else self._state.before(optimizer)
+
+    def record(self, recorder: Recorder | None) -> None:
+        pass  # it acts between steps
+
+    def stats(self) -> dict[str, int]:
+        converted = 0 if self._state is None else len(self._state.converted)
+        return {"optimizers_in_8_bits": converted}
+
+    def describe(self) -> str | None:
+        return None if self._state is None else "optimizer state in 8 bits"
+
 
 # How many wrapped models have converted an optimizer; the last gives it back.
 _holders: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] = (
@@ -42,7 +98,7 @@ class EightBitState:
         self._model = weakref.ref(model)
         self._say_ref = say
         self._seen: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
-        self._converted: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+        self.converted: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         watch(self)
 
     def _say(self, text: str, level: int) -> None:
@@ -80,7 +136,7 @@ class EightBitState:
             self._say(f"use_8bit_optimizer: {why_not}", logging.WARNING)
             return
         _holders[optimizer] = holders + 1
-        self._converted.add(optimizer)
+        self.converted.add(optimizer)
         text = f"the state of {name} is held in 8 bits"
         if others and holders == 0:
             text += (
@@ -113,7 +169,7 @@ class EightBitState:
 
     def before(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
         """What it was before it was converted, to predict the plain step with."""
-        if optimizer not in self._converted:
+        if optimizer not in self.converted:
             return optimizer
         is_adamw = isinstance(optimizer, torch.optim.AdamW)
         plain = object.__new__(torch.optim.AdamW if is_adamw else torch.optim.Adam)
@@ -129,9 +185,9 @@ class EightBitState:
         """Give every optimizer that was converted its own state back."""
         stop_watching(self)
         with ExitStack() as all_of_them:  # also if one of them fails
-            for optimizer in list(self._converted):
+            for optimizer in list(self.converted):
                 all_of_them.callback(_give_back, optimizer)
-            self._converted.clear()
+            self.converted.clear()
             self._seen.clear()
 
 
@@ -141,39 +197,3 @@ def _give_back(optimizer: torch.optim.Optimizer) -> None:
         _holders[optimizer] = holders
     elif is_8bit(optimizer):
         from_8bit(optimizer)
-
-
-def holds_parameters(optimizer: torch.optim.Optimizer, model: nn.Module) -> bool:
-    parameters = set(model.parameters())
-    return any(
-        parameter in parameters
-        for group in optimizer.param_groups
-        for parameter in group["params"]
-    )
-
-
-def check_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
-    """Raises InputError if it holds no parameter of the model."""
-    optimizer = innermost_optimizer(optimizer)
-    if holds_parameters(optimizer, model):
-        return
-    shapes = [list(p.shape) for g in optimizer.param_groups for p in g["params"]]
-    raise InputError(
-        f"optimizer must hold parameters of the model, a {type(model).__name__}, got "
-        f"{type(optimizer).__name__} with {len(shapes)} others, the first of shape "
-        f"{shapes[0] if shapes else None}: is it another model's, or was the model "
-        "copied after the optimizer was made? Leave it out to have the one that steps "
-        "the model found"
-    )
-
-
-def find_optimizer(model: nn.Module) -> torch.optim.Optimizer | None:
-    """The optimizer that holds the model's parameters, if the program has made one."""
-    things = gc.get_objects()
-    # By types: proxies among the objects may do anything when they are asked. Without
-    # a loop in Python: there may be millions.
-    kinds = {k for k in set(map(type, things)) if issubclass(k, torch.optim.Optimizer)}
-    for thing in itertools.compress(things, map(kinds.__contains__, map(type, things))):
-        if holds_parameters(thing, model):
-            return innermost_optimizer(thing)
-    return None

@@ -1,0 +1,50 @@
+"""The optimizer that steps a model."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+
+import torch
+from torch import nn
+
+from memscale._C import InputError
+from memscale._optimizer_step import innermost_optimizer
+
+__all__ = ["check_optimizer", "find_optimizer", "holds_parameters"]
+
+
+def holds_parameters(optimizer: torch.optim.Optimizer, model: nn.Module) -> bool:
+    parameters = set(model.parameters())
+    return any(
+        parameter in parameters
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+    )
+
+
+def check_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
+    """Raises InputError if it holds no parameter of the model."""
+    optimizer = innermost_optimizer(optimizer)
+    if holds_parameters(optimizer, model):
+        return
+    shapes = [list(p.shape) for g in optimizer.param_groups for p in g["params"]]
+    raise InputError(
+        f"optimizer must hold parameters of the model, a {type(model).__name__}, got "
+        f"{type(optimizer).__name__} with {len(shapes)} others, the first of shape "
+        f"{shapes[0] if shapes else None}: is it another model's, or was the model "
+        "copied after the optimizer was made? Leave it out to have the one that steps "
+        "the model found"
+    )
+
+
+def find_optimizer(model: nn.Module) -> torch.optim.Optimizer | None:
+    """The optimizer that holds the model's parameters, if the program has made one."""
+    things = gc.get_objects()
+    # By types: proxies among the objects may do anything when they are asked. Without
+    # a loop in Python: there may be millions.
+    kinds = {k for k in set(map(type, things)) if issubclass(k, torch.optim.Optimizer)}
+    for thing in itertools.compress(things, map(kinds.__contains__, map(type, things))):
+        if holds_parameters(thing, model):
+            return innermost_optimizer(thing)
+    return None
