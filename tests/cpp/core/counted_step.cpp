@@ -383,8 +383,8 @@ class Walk final {
 
   void ask(std::size_t save) {
     const Saved& saved = world_.saves[save];
-    const Block& plain =
-        world_.memory.blocks[block_of(plain_.saves[save].value)];
+    const std::uint64_t expected =
+        world_.memory.blocks[block_of(plain_.saves[save].value)].content;
     if (saved.tape == nullptr) return;
     std::optional<std::uint64_t> found;
     for (int attempt = 0; attempt < 2 && !found; ++attempt) {
@@ -396,7 +396,7 @@ class Walk final {
     }
     if (!found) {
       ++world_.result.num_failed;
-    } else if (*found != plain.content) {
+    } else if (*found != expected) {
       world_.fault(str("save ", save, " is given other bytes"));
     }
   }
