@@ -124,13 +124,19 @@ class Planner:
         else:
             kind = self._new_kind(described, call, is_sample)
         first_step = kind.first_step
-        if first_step is not None and first_step.estimate is not None:
-            kind.first_step = None  # also if no plan is within the budget
-            self._plan(kind, first_step.estimate, self.optimizer())
-        elif first_step is not None and first_step.has_failed:
+        if first_step is not None and first_step.has_failed:
             kind.first_step = None
             kind.trouble = first_step.failure
         return kind
+
+    def plan_recorded(self, first_step: FirstRealStep) -> None:
+        """Plan with a step that was recorded. Raises PlanError for a small budget."""
+        if first_step.estimate is None:
+            return
+        for kind in self._kinds.values():
+            if kind.first_step is first_step:
+                kind.first_step = None  # also if no plan is within the budget
+                self._plan(kind, first_step.estimate, self.optimizer())
 
     def _new_kind(self, described: CallKind, call: Call, is_sample: bool) -> Kind:
         check_model(self._model)  # it may have been sharded since it was wrapped

@@ -224,9 +224,8 @@ class Executor:
 
     def _follow(self, plan: Plan | None) -> None:
         self._plan = plan
-        is_traced = self._planner.why_not_traced is None
         for technique in self.techniques:
-            technique.attach(plan, self._otherwise.get(technique.name), is_traced)
+            technique.attach(plan, self._otherwise.get(technique.name))
 
     def _go_without_plan(self, why: str) -> None:
         text = f"{type(self._model).__name__} runs without a prediction: {why}"
@@ -253,6 +252,8 @@ class Executor:
             self._end_step()
             kind = self._kind_of(call)
             if kind is None:
+                if self._plan is None and self._planner.plans:
+                    self._follow(self._planner.plans[-1])
                 return
             if kind.first_step is not None:
                 self._first_step = kind.first_step
@@ -269,6 +270,7 @@ class Executor:
         first_step, self._first_step = self._first_step, None
         if first_step is not None:
             first_step.end()
+            self._planner.plan_recorded(first_step)
             self._follow(self._plan)
         measurement, self._measurement = self._measurement, None
         if measurement is not None:

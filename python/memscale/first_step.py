@@ -121,7 +121,11 @@ class FirstStepEstimate:
             _log.info("the first step is recorded, because %s", error)
             self.estimate = None
         if self.estimate is None or self.estimate.loss == STAND_IN:
-            self._start(model)
+            # Torch's profiler and a recorder must end in the order of a stack.
+            if torch.autograd._profiler_enabled():
+                _log.info("the first step is not recorded: a profiler is on")
+            else:
+                self._start(model)
 
     def _after_forward(self, model: nn.Module, args: Any, output: Any) -> None:
         self._saves.close()

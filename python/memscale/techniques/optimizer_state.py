@@ -49,9 +49,7 @@ class OptimizerState:
         self._say = say
         self._state: EightBitState | None = None
 
-    def attach(
-        self, plan: Plan | None, otherwise: Choice | None, is_traced: bool
-    ) -> None:
+    def attach(self, plan: Plan | None, otherwise: Choice | None) -> None:
         choice = otherwise if plan is None else plan.find_choice(self.name)
         model = self._model()
         if choice is None or self._state is not None or model is None:

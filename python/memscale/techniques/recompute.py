@@ -41,9 +41,7 @@ class Recompute:
         """Whether layers are observed at all."""
         return self._policy != "keep"
 
-    def attach(
-        self, plan: Plan | None, otherwise: Choice | None, is_traced: bool
-    ) -> None:
+    def attach(self, plan: Plan | None, otherwise: Choice | None) -> None:
         # By name: layers may have come and gone since the model was wrapped.
         chosen: dict[str, replay.Policy] = {}
         if plan is not None:

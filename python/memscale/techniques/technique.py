@@ -19,14 +19,11 @@ class Technique(Protocol):
     def name(self) -> str:
         """The technique's name in plans, as core/techniques has it."""
 
-    def attach(
-        self, plan: Plan | None, otherwise: Choice | None, is_traced: bool
-    ) -> None:
+    def attach(self, plan: Plan | None, otherwise: Choice | None) -> None:
         """From now on do what ``plan`` says.
 
         Called again with each plan that comes to be followed. Without a plan,
-        ``otherwise`` is what to do; None: nothing. ``is_traced``: the plan is from a
-        trace; if not, from a step that was recorded as it ran.
+        ``otherwise`` is what to do; None: nothing.
         """
 
     def detach(self) -> None:

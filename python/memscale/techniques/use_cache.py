@@ -89,7 +89,6 @@ class Caches:
         self, model: nn.Module, say: weakref.WeakMethod[Callable[..., None]]
     ) -> None:
         self.early = False  # after each layer: no layer reads another's entries
-        self.recorder: Recorder | None = None  # told what is forgotten
         self._model = weakref.ref(model)  # which owns this
         self._say = say
         self._said = False
@@ -97,7 +96,6 @@ class Caches:
     @contextmanager
     def in_call(self) -> Iterator[None]:
         call = _Call(self.early, self._model())
-        call.recorder = self.recorder
         with _entered(call):
             try:
                 yield
@@ -124,12 +122,9 @@ class UseCache:
     ) -> None:
         self.caches = Caches(model, say)
 
-    def attach(
-        self, plan: Plan | None, otherwise: Choice | None, is_traced: bool
-    ) -> None:
+    def attach(self, plan: Plan | None, otherwise: Choice | None) -> None:
         chosen = otherwise if plan is None else plan.find_choice(self.name)
-        # A recorded step does not show what reads a cache that a layer has left.
-        self.caches.early = chosen is not None and is_traced
+        self.caches.early = chosen is not None
 
     def detach(self) -> None:
         self.caches.early = False
@@ -143,7 +138,11 @@ class UseCache:
         return optimizer
 
     def record(self, recorder: Recorder | None) -> None:
-        self.caches.recorder = recorder
+        """Nothing is told: a real step does not show what reads a layer's entries.
+
+        So a plan that is made of it lets nothing go early, and caches are let go after
+        the call, as without a plan.
+        """
 
     def stats(self) -> dict[str, int]:
         return {}

@@ -64,6 +64,7 @@ void bind_recorder(py::module_& m) {
       .def("start", &Recorder::start)
       .def("stop", &Recorder::stop)
       .def("abandon", &Recorder::abandon)
+      .def_property_readonly("has_saves", &Recorder::has_saves)
       .def("pause", &Recorder::pause)
       .def("resume", &Recorder::resume)
       .def("add_layer",

@@ -93,6 +93,28 @@ void Recorder::stop() {
   find_dead();
 }
 
+void Recorder::abandon() {
+  is_abandoned_ = true;
+  pause();
+  const std::lock_guard lock(mutex_);
+  finished_ = true;
+  let_go_of_all();
+}
+
+// Saves may outlive the recording, and they hold the recorder.
+void Recorder::let_go_of_all() {
+  storage_ids_.clear();
+  watched_.clear();
+  parked_.clear();
+  residents_.clear();
+}
+
+bool Recorder::has_saves() {
+  const std::lock_guard lock(mutex_);
+  return std::ranges::any_of(
+      holders_, [](const Holders& held) { return held.saves > 0; });
+}
+
 // ---- observing ----
 
 // Callbacks run inside torch's dispatcher: what goes wrong in them must not get
@@ -387,6 +409,7 @@ Trace Recorder::finish() {
   if (!failure_.empty()) throw TraceError("recording failed: " + failure_);
   find_dead();
   finished_ = true;
+  let_go_of_all();
   Trace trace = builder_.finish();
   add_op_facts(trace, at::get_num_threads(), device_.is_cpu());
   return trace;

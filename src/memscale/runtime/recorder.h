@@ -57,10 +57,9 @@ class Recorder final : public c10::DebugInfoBase,
   void stop();
   // Record nothing more, from whatever thread; the threads that are observed
   // may be observed by another recorder from now on.
-  void abandon() {
-    is_abandoned_ = true;
-    pause();
-  }
+  void abandon();
+  // Whether saves are pending: a backward is still to come.
+  bool has_saves();
 
   // ---- what the caller knows and the dispatcher does not ----
   LayerId add_layer(std::string name);
@@ -196,6 +195,8 @@ class Recorder final : public c10::DebugInfoBase,
   void find_dead();
   void maybe_free(StorageId storage);
   void unpin(StorageId storage);  // one save fewer
+  // Nothing is recorded any more: hold no tensor of the program.
+  void let_go_of_all();
   Holders& holders(StorageId storage);
   static bool is_in_function();  // whether this thread is in a custom one
   bool accumulates_in_place(const at::RecordFunction& fn) const;

@@ -167,6 +167,7 @@ Recorder::Saved Recorder::save(const at::Tensor& tensor, bool hold) {
     saved.references = num_references(tensor) - before;
   }
   const std::lock_guard lock(mutex_);
+  if (finished_) return saved;
   const ValueId value = value_id(tensor);
   const StorageId storage = builder_.trace().at(value).storage;
   if (storage.valid()) {
@@ -190,6 +191,7 @@ void Recorder::release(std::size_t save, std::size_t references) noexcept {
 
 void Recorder::bind_saved(std::size_t save, const at::Tensor& tensor) {
   const std::lock_guard lock(mutex_);
+  if (finished_) return;  // the graph outlives the trace
   const StorageId storage =
       builder_.trace().at(builder_.trace().saves.at(save).value).storage;
   if (storage.valid()) bind(tensor, storage);
