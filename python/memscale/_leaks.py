@@ -92,7 +92,8 @@ def remove_fakes_of_failures() -> None:
     try:
         remove_fakes(modes)
     except TraceError as error:
-        _log.warning("%s", error)
+        # Its text: handlers may keep what they are given, and errors hold frames.
+        _log.warning("%s", str(error))
 
 
 def _alive(modes: Iterable[weakref.ref[Any]]) -> list[FakeTensorMode]:

@@ -118,7 +118,7 @@ class FirstStepEstimate:
             self.estimate = estimate_step(step, self._config, fallback=False)
         except Exception as error:
             # The user's step goes on, whatever is wrong with the prediction of it.
-            _log.info("the first step is recorded, because %s", error)
+            _log.info("the first step is recorded, because %s", str(error))
             self.estimate = None
         if self.estimate is None or self.estimate.loss == STAND_IN:
             # Torch's profiler and a recorder must end in the order of a stack.
