@@ -73,6 +73,11 @@ class CannotTrace(TraceError):
 class KnownIntegersMode(FakeTensorMode):  # type: ignore[no-untyped-call]
     """A FakeTensorMode in which integer tensors may have known values."""
 
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        # An error, where torch would give 0: a kernel in C would write there.
+        self._allow_unsafe_data_ptr_access = False
+
     def know(self, fake: FakeTensor, value: torch.Tensor) -> FakeTensor:
         """Give ``fake`` the values of ``value`` (a CPU tensor that nobody writes)."""
         if _is_followed(value):

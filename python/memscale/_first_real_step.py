@@ -77,7 +77,7 @@ class FirstRealStep:
         checkpoint), under a profiler, and while another model's step is recorded.
         """
         _stop_abandoned()
-        if _in_backward() or torch.autograd._profiler_enabled():
+        if _in_backward() or torch._C._autograd._profiler_enabled():
             return
         try:
             self._begin(call)

@@ -122,7 +122,7 @@ class FirstStepEstimate:
             self.estimate = None
         if self.estimate is None or self.estimate.loss == STAND_IN:
             # Torch's profiler and a recorder must end in the order of a stack.
-            if torch.autograd._profiler_enabled():
+            if torch._C._autograd._profiler_enabled():
                 _log.info("the first step is not recorded: a profiler is on")
             else:
                 self._start(model)

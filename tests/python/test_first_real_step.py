@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import ctypes
 import logging
 import threading
 import weakref
@@ -549,3 +550,22 @@ def test_blocks_of_a_layer_are_known(sim: torch.device) -> None:
     assert plan is not None
     sizes = {layer.layer: layer.plain_bytes for layer in plan.layers}
     assert sizes["0"] == sizes["1"] == sizes["2"] > 0
+
+
+def test_raw_pointers() -> None:
+    """A kernel in C must never be given the address of a tensor without bytes."""
+
+    class WithPointer(Net):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = torch.empty_like(x)
+            ctypes.memmove(y.data_ptr(), x.contiguous().data_ptr(), x.nbytes)
+            return super().forward(y)
+
+    plain, model = make(WithPointer), make(WithPointer)
+    memscale.wrap(model, config_of())
+    for each in (plain, model):
+        torch.manual_seed(1)
+        train(each, 4)
+    for a, b in zip(model.parameters(), plain.parameters(), strict=True):
+        assert torch.equal(a, b)
+    assert executor_of(model).plan is not None

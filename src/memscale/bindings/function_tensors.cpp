@@ -5,6 +5,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include <exception>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -16,29 +17,43 @@ namespace py = pybind11;
 namespace memscale {
 namespace {
 
-// Deeper than this nobody nests; a list may contain itself.
-constexpr int kMaxDepth = 16;
+// Deeper than this nobody nests.
+constexpr int kMaxDepth = 100;
 
 // Collected before they are visited: a visit may let go of the GIL, and then
 // another thread may change the list.
 using Tensors = std::vector<at::Tensor>;
 
-void collect(PyObject* object, Tensors& found, int depth = 0) {
-  if (object == nullptr || depth > kMaxDepth) return;
-  if (THPVariable_Check(object)) {
-    found.push_back(THPVariable_Unpack(object));
-  } else if (PyList_Check(object) || PyTuple_Check(object)) {
-    const Py_ssize_t size = PySequence_Fast_GET_SIZE(object);
-    PyObject** const items = PySequence_Fast_ITEMS(object);
-    for (Py_ssize_t i = 0; i < size; ++i) collect(items[i], found, depth + 1);
-  } else if (PyDict_Check(object)) {
-    Py_ssize_t place = 0;
-    PyObject* value = nullptr;
-    while (PyDict_Next(object, &place, nullptr, &value) != 0) {
-      collect(value, found, depth + 1);
+class Collector final {
+ public:
+  void add(PyObject* object, int depth = 0) {
+    if (object == nullptr || depth > kMaxDepth) return;
+    if (THPVariable_Check(object)) {
+      found_.push_back(THPVariable_Unpack(object));
+    } else if (PyList_Check(object) || PyTuple_Check(object)) {
+      if (!seen_.insert(object).second) return;
+      const Py_ssize_t size = PySequence_Fast_GET_SIZE(object);
+      PyObject** const items = PySequence_Fast_ITEMS(object);
+      for (Py_ssize_t i = 0; i < size; ++i) add(items[i], depth + 1);
+    } else if (PyDict_Check(object)) {
+      if (!seen_.insert(object).second) return;
+      Py_ssize_t place = 0;
+      PyObject* value = nullptr;
+      while (PyDict_Next(object, &place, nullptr, &value) != 0) {
+        add(value, depth + 1);
+      }
     }
   }
-}
+
+  void add(at::Tensor tensor) { found_.push_back(std::move(tensor)); }
+
+  const Tensors& found() const { return found_; }
+
+ private:
+  Tensors found_;
+  // A container may stand in many others, or contain itself.
+  std::unordered_set<PyObject*> seen_;
+};
 
 PyObject* code_of_apply() {
   static PyObject* const code = [] {
@@ -55,7 +70,7 @@ PyObject* code_of_apply() {
 // but nothing that is inside of them. The frame that called torch has them all.
 void visit_hidden_arguments(VisitTensor visit) {
   if (Py_IsInitialized() == 0 || PyGILState_Check() == 0) return;
-  Tensors found;
+  Collector found;
   try {
     PyFrameObject* const frame = PyEval_GetFrame();
     if (frame == nullptr) return;
@@ -66,20 +81,20 @@ void visit_hidden_arguments(VisitTensor visit) {
         py::reinterpret_steal<py::object>(PyFrame_GetLocals(frame));
     const py::tuple arguments = locals["args"];
     for (const py::handle argument : arguments) {
-      if (!THPVariable_Check(argument.ptr())) collect(argument.ptr(), found);
+      if (!THPVariable_Check(argument.ptr())) found.add(argument.ptr());
     }
     const py::object by_name = locals["kwargs"];
-    collect(by_name.ptr(), found);
+    found.add(by_name.ptr());
   } catch (const std::exception&) {
     // A torch whose apply has other names: then none are known, as before.
   }
-  for (const at::Tensor& tensor : found) visit(tensor);
+  for (const at::Tensor& tensor : found.found()) visit(tensor);
 }
 
 void visit_saved(const torch::autograd::Node& node, VisitTensor visit) {
   // Nodes that torch brings have none, unless the user looked at them.
   if (node.pyobj_slot()->load_pyobj() == nullptr) return;
-  Tensors found;
+  Collector found;
   {
     const py::gil_scoped_acquire gil;
     PyObject* const object = node.pyobj_slot()->load_pyobj();
@@ -88,14 +103,14 @@ void visit_saved(const torch::autograd::Node& node, VisitTensor visit) {
     for (const auto& saved : context->saved_variables) {
       // With hooks, it is theirs to say what backward is given.
       auto tensor = saved.get_raw_data();
-      if (tensor) found.push_back(std::move(*tensor));
+      if (tensor) found.add(std::move(*tensor));
     }
     const auto attributes = py::reinterpret_steal<py::object>(
         PyObject_GenericGetDict(object, nullptr));
     if (!attributes) PyErr_Clear();
-    collect(attributes.ptr(), found);
+    found.add(attributes.ptr());
   }
-  for (const at::Tensor& tensor : found) visit(tensor);
+  for (const at::Tensor& tensor : found.found()) visit(tensor);
 }
 
 }  // namespace

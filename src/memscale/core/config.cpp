@@ -102,7 +102,8 @@ const FieldTable<Config>& field_table() {
               "Trace the model with fake tensors, which allocates nothing."),
           field<&C::use_empirical_fallback>(
               "use_empirical_fallback", kAny,
-              "Where the static trace fails, record a real step: one of its own "
+              "Where the static trace fails, record a real step: one of its "
+              "own "
               "for memscale.estimate, the loop's first one for wrap."),
           field<&C::warmup_steps>(
               "warmup_steps", kNotNegative,

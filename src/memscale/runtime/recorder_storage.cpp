@@ -118,8 +118,8 @@ void Recorder::maybe_free(StorageId storage) {
   const Holders& held = holders(storage);
   if (held.impls > 0 || held.saves > 0) return;
   // It ended with its last save: Note [A replayed step, recorded].
-  const bool is_open = replayed_ && held.released.valid() &&
-                       held.released == builder_.last_op();
+  const bool is_open =
+      replayed_ && held.released.valid() && held.released == builder_.last_op();
   builder_.free(storage, held.last_needed, !is_open);
 }
 

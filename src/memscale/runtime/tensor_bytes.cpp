@@ -228,7 +228,9 @@ bool TensorBytes::is_waiting(SaveKey save) const {
 
 void TensorBytes::drop_save(SaveKey save, StateId id) {
   State& state = states_[id];
-  saves_[save].save.lock()->drop(tape_.shared_from_this(), id);
+  const std::shared_ptr<SavedTensor> dropped = saves_[save].save.lock();
+  if (dropped == nullptr) return tape_.release(id);  // it has just ended
+  dropped->drop(tape_.shared_from_this(), id);
   ++stats_->saves_dropped;
   const bool was_kept = std::exchange(saves_[save].is_kept, false);
   if (was_kept) --stats_->saves_kept;
