@@ -1,5 +1,5 @@
 """Includes may only point down: base <- core, hostmem, simdev <- runtime <- bindings;
-kernels stand alone, under runtime.
+kernels stand alone, under runtime. No two headers define a type of the same name.
 
 Exits with status 1 and a line per offence.
 """
@@ -24,6 +24,11 @@ TORCH_FREE = {"base", "core", "kernels"}
 TORCH_FREE_FILES = {"simdev/heap.h", "simdev/heap.cpp"}
 TORCH = re.compile(r"^(torch|ATen|c10|caffe2)/")
 BANNED = {"torch/extension.h", "torch/torch.h", "torch/all.h", "ATen/ATen.h"}
+# Types at the level of a namespace, not specialisations.
+TYPE = re.compile(
+    r"^(?:struct|class|enum class) (\w+)(?: final)?(?:\s*:[^;{<]*)?\s*\{", re.M
+)
+NAMESPACE = re.compile(r"^namespace ([\w:]+) \{", re.M)
 INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', re.MULTILINE)
 
 
@@ -50,8 +55,25 @@ def offences(source_root: Path) -> list[str]:
     return found
 
 
+def same_names(source_root: Path) -> list[str]:
+    """One line for each type that two headers define: the linker would mix them up."""
+    headers: dict[tuple[str, str], list[str]] = {}
+    for path in sorted(source_root.rglob("*.h")):
+        text = path.read_text()
+        for match in TYPE.finditer(text):
+            spaces = NAMESPACE.findall(text[: match.start()])
+            key = (spaces[-1] if spaces else "", match[1])
+            headers.setdefault(key, []).append(path.relative_to(source_root).as_posix())
+    return [
+        f"{name} is defined in {' and in '.join(files)}: two types, one name"
+        for (_, name), files in headers.items()
+        if len(set(files)) > 1
+    ]
+
+
 def main() -> int:
-    found = offences(Path(__file__).parent.parent / "src" / "memscale")
+    root = Path(__file__).parent.parent / "src" / "memscale"
+    found = offences(root) + same_names(root)
     print("\n".join(found) if found else "layers: all includes point down")
     return 1 if found else 0
 

@@ -271,8 +271,8 @@ void TensorBytes::clear_node(NodeId node) { nodes_[node] = TensorCall(); }
 
 // Memory for what the op writes; null for what it only reads.
 std::vector<StoragePtr> TensorBytes::make_targets(
-    const TensorCall& call, std::span<const Target> targets) {
-  using Kind = Target::Kind;
+    const TensorCall& call, std::span<const Destination> targets) {
+  using Kind = Destination::Kind;
   std::vector<StoragePtr> memory(targets.size());
   for (std::size_t i = 0; i < targets.size(); ++i) {
     State& state = states_[targets[i].state];
@@ -303,7 +303,7 @@ std::vector<StoragePtr> TensorBytes::make_targets(
 }
 
 std::vector<c10::IValue> TensorBytes::make_stack(
-    const TensorCall& call, std::span<const Target> targets,
+    const TensorCall& call, std::span<const Destination> targets,
     const std::vector<StoragePtr>& memory) {
   std::vector<c10::IValue> stack = call.arguments;
   std::vector<std::vector<at::Tensor>> lists(call.lists.size());
@@ -347,7 +347,7 @@ std::vector<c10::IValue> TensorBytes::make_stack(
   return stack;
 }
 
-void TensorBytes::run(NodeId node, std::span<const Target> targets,
+void TensorBytes::run(NodeId node, std::span<const Destination> targets,
                       std::span<const Made> written,
                       std::span<const Made> results) {
   const TensorCall& call = nodes_[node];

@@ -102,7 +102,7 @@ class TensorBytes final : public TapeBytes {
   void clear_node(NodeId node) override;
   // In fewer bits, to the bit: packed_results.cpp.
   bool pack(NodeId node, StateId result, Packing packing) override;
-  void run(NodeId node, std::span<const Target> targets,
+  void run(NodeId node, std::span<const Destination> targets,
            std::span<const Made> written,
            std::span<const Made> results) override;
   void unpack(NodeId node, StateId result) override;
@@ -143,9 +143,9 @@ class TensorBytes final : public TapeBytes {
   void bury(StoragePtr& storage);
   void adopt(StateId state, const StoragePtr& storage, const TensorCall& call);
   std::vector<StoragePtr> make_targets(const TensorCall& call,
-                                       std::span<const Target> targets);
+                                       std::span<const Destination> targets);
   std::vector<c10::IValue> make_stack(const TensorCall& call,
-                                      std::span<const Target> targets,
+                                      std::span<const Destination> targets,
                                       const std::vector<StoragePtr>& memory);
   void pack_bits(TensorCall& call, const State& state,
                  const StoragePtr& storage);

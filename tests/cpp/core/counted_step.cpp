@@ -161,10 +161,10 @@ class CountingBytes final : public TapeBytes {
     return true;
   }
 
-  void run(NodeId node, std::span<const Target> targets,
+  void run(NodeId node, std::span<const Destination> targets,
            std::span<const Made> written,
            std::span<const Made> results) override {
-    using Kind = Target::Kind;
+    using Kind = Destination::Kind;
     const OpId id = nodes_[node].op;
     const Op& op = world_.plain.at(id);
     begin_repeat(id);

@@ -40,7 +40,7 @@ class Held final : public TapeBytes {
   void add_node(NodeId) override {}
   void clear_node(NodeId) override {}
   bool pack(NodeId, StateId, Packing) override { return false; }
-  void run(NodeId, std::span<const Target>, std::span<const Made> written,
+  void run(NodeId, std::span<const Destination>, std::span<const Made> written,
            std::span<const Made> results) override {
     held_ += static_cast<int>(written.size() + results.size());
   }

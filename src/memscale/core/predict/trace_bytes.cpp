@@ -84,10 +84,10 @@ ValueId TraceBytes::value_over(ValueId id, StorageId storage) {
   return ValueId(step_.trace.values.size() - 1);
 }
 
-void TraceBytes::run(NodeId node, std::span<const Target> targets,
+void TraceBytes::run(NodeId node, std::span<const Destination> targets,
                      std::span<const Made> written,
                      std::span<const Made> results) {
-  using Kind = Target::Kind;
+  using Kind = Destination::Kind;
   const OpId id = nodes_[node].op;
   const Op& op = step_.plain.at(id);
   step_.trace.ops.push_back(op);

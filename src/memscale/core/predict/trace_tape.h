@@ -56,7 +56,7 @@ class TraceBytes final : public TapeBytes {
   void add_node(NodeId node) override;
   void clear_node(NodeId node) override;
   bool pack(NodeId node, StateId result, Packing packing) override;
-  void run(NodeId node, std::span<const Target> targets,
+  void run(NodeId node, std::span<const Destination> targets,
            std::span<const Made> written,
            std::span<const Made> results) override;
   void unpack(NodeId node, StateId result) override;

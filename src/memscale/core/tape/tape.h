@@ -204,7 +204,7 @@ class Tape final {
   void run_all();
   bool use_original(StateId id);
   void run(NodeId id);
-  std::vector<Target> find_targets(const Node& node) const;
+  std::vector<Destination> find_targets(const Node& node) const;
   void adopt(std::span<const Made> made);
   void finish(NodeId id);
 

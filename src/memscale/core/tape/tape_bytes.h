@@ -24,7 +24,7 @@ enum class Packing : std::uint8_t {
 };
 
 // Memory for a tensor that a repeated op is given, which was a state.
-struct Target {
+struct Destination {
   enum class Kind : std::uint8_t {
     AsHeld,    // it reads what is held of the state
     Fresh,     // memory that the op fills
@@ -99,7 +99,7 @@ class TapeBytes {
   // Repeats the op, with targets by the tensors that it was given, and holds
   // these of the states that it makes, as memory of our own. Throws if it
   // cannot; what was taken over is then lost.
-  virtual void run(NodeId node, std::span<const Target> targets,
+  virtual void run(NodeId node, std::span<const Destination> targets,
                    std::span<const Made> written,
                    std::span<const Made> results) = 0;
   virtual void unpack(NodeId node, StateId result) = 0;

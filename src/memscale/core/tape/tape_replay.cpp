@@ -58,18 +58,18 @@ bool Tape::use_original(StateId id) {
 }
 
 // Memory for the tensors that the op is given, by reference.
-std::vector<Target> Tape::find_targets(const Node& node) const {
-  using Kind = Target::Kind;
-  std::vector<Target> targets(node.references.size());
+std::vector<Destination> Tape::find_targets(const Node& node) const {
+  using Kind = Destination::Kind;
+  std::vector<Destination> targets(node.references.size());
   // Arguments that share the memory of a written one do so again.
-  const auto share = [&](std::uint32_t i) -> std::optional<Target> {
+  const auto share = [&](std::uint32_t i) -> std::optional<Destination> {
     const Reference& reference = node.references[i];
     for (std::uint32_t j = 0; j < targets.size(); ++j) {
       const Reference& other = node.references[j];
       if (targets[j].kind != Kind::AsHeld && other.state == reference.state &&
           (other.access == Access::Update ||
            other.access == reference.access)) {
-        return Target{reference.state, Kind::Share, j};
+        return Destination{reference.state, Kind::Share, j};
       }
     }
     return std::nullopt;
@@ -115,10 +115,10 @@ void Tape::run(NodeId id) {
         node.writes.empty() ? node.results.front() : node.writes.front();
     if (!written.empty() || !results.empty()) bytes_.unpack(id, made.state);
   } else {
-    const std::vector<Target> targets = find_targets(node);
+    const std::vector<Destination> targets = find_targets(node);
     // What is taken over is gone from its state, even if the op throws.
     for (std::uint32_t i = 0; i < targets.size(); ++i) {
-      if (targets[i].kind != Target::Kind::TakeOver) continue;
+      if (targets[i].kind != Destination::Kind::TakeOver) continue;
       State& taken = states_[node.references[i].state];
       taken.held = false;
       taken.ours = false;
