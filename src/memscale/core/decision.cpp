@@ -155,9 +155,10 @@ Decision decide(const Question& question) {
 
 Plan plan_for(const Question& question) {
   Decision decision = decide(question);
-  if (!decision.smallest_budget) return std::move(decision.plan);
+  const std::optional<Bytes> asked = question.config.budget;
+  if (!decision.smallest_budget || !asked) return std::move(decision.plan);
   const Bytes smallest = *decision.smallest_budget;
-  const Bytes budget = *question.config.budget;
+  const Bytes budget = *asked;
   throw PlanError(str("budget must be at least ", smallest.count(), " bytes (",
                       smallest, ", at a predicted slowdown of ",
                       std::llround(decision.plan.slowdown() * 100), "%) for ",
