@@ -200,6 +200,7 @@ void Prediction::leave_layer() {
   if (entered_.empty()) return;
   const Entered entered = entered_.back();
   entered_.pop_back();
+  if (!call_) return;
   if (entered.is_layer_of_call) call_->leave_layer();
   if (!entered.began_call) return;
   call_->leave(returned_);

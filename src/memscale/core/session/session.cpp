@@ -64,8 +64,9 @@ const Plan& Session::plan(std::size_t index, Question question) {
 }
 
 const Plan* Session::plan_of(std::size_t kind) const {
-  if (kind >= kinds_.size() || !kinds_[kind].plan) return nullptr;
-  return &*kinds_[kind].plan;
+  if (kind >= kinds_.size()) return nullptr;
+  const std::optional<Plan>& plan = kinds_[kind].plan;
+  return plan ? &*plan : nullptr;
 }
 
 std::vector<Plan> Session::plans() const {
@@ -77,11 +78,9 @@ std::vector<Plan> Session::plans() const {
 }
 
 std::shared_ptr<OpTimes> Session::times_to_measure(std::size_t kind) const {
-  if (kind >= kinds_.size() || !kinds_[kind].first_steps ||
-      kinds_[kind].first_steps->is_done()) {
-    return nullptr;
-  }
-  return kinds_[kind].times;
+  if (kind >= kinds_.size()) return nullptr;
+  const auto& steps = kinds_[kind].first_steps;
+  return steps && !steps->is_done() ? kinds_[kind].times : nullptr;
 }
 
 std::optional<Review> Session::add_step(std::size_t index,
@@ -100,6 +99,7 @@ std::optional<Review> Session::add_step(std::size_t index,
 }
 
 void Session::plan_anew(Kind& kind, Review& review) const {
+  if (!kind.first_steps || !kind.question) return;
   const Bytes margin = kind.first_steps->margin(tolerance_);
   const bool is_slow = kind.first_steps->is_slow(tolerance_);
   if (margin == Bytes() && !is_slow) return;

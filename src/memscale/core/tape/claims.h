@@ -130,7 +130,7 @@ class Claims final {
  private:
   struct Entry {
     std::weak_ptr<T> tape;
-    typename T::Claimed claimed;
+    T::Claimed claimed;
   };
   // So few are looked at each time.
   static constexpr std::size_t kFew = 256;

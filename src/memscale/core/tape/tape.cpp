@@ -22,6 +22,7 @@ void Tape::begin_op(const OpUse& op) {
 }
 
 void Tape::add_tensor(const TensorUse& tensor, bool is_view) {
+  if (!running_) return;
   Running& running = *running_;
   Node& node = running.node;
   if (tensor.access != Access::Read) begin_write(tensor);
@@ -43,11 +44,12 @@ void Tape::add_tensor(const TensorUse& tensor, bool is_view) {
 }
 
 void Tape::begin_write(const TensorUse& tensor) {
-  if (is_written_now(tensor.storage)) return;
+  if (!running_ || is_written_now(tensor.storage)) return;
+  Running& running = *running_;
   const StateId old = leave_state(tensor);
-  running_->written.push_back(
+  running.written.push_back(
       {tensor, old,
-       static_cast<std::uint32_t>(running_->node.references.size())});
+       static_cast<std::uint32_t>(running.node.references.size())});
 }
 
 // The state whose bytes are about to change. From here on nobody may count on
@@ -104,7 +106,7 @@ StateId Tape::read_state(const TensorUse& tensor) {
       crossing_.push_back(id);
     }
   }
-  running_->depth = std::max(running_->depth, depth);
+  if (running_) running_->depth = std::max(running_->depth, depth);
   return id;
 }
 

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <array>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -36,7 +37,9 @@ void fill_frontier(RuleContext& context, std::size_t max_plans) {
 
 void choose_under_budget(RuleContext& context, const FrontierSearch& search) {
   const Question& question = context.question;
-  const Bytes budget = *question.config.budget - question.margin;
+  const std::optional<Bytes> asked = question.config.budget;
+  if (!asked) return;
+  const Bytes budget = *asked - question.margin;
   if (const auto found = search.fastest_within(budget)) {
     apply_forecast(question, *found, context.plan());
     context.say("the fastest plan under the budget");
