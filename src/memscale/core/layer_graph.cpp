@@ -1,15 +1,15 @@
 #include "memscale/core/layer_graph.h"
 
 #include <algorithm>
-#include <array>
 #include <limits>
+#include <set>
+#include <string_view>
 #include <unordered_map>
 #include <unordered_set>
 
 #include "memscale/base/error.h"
-#include "memscale/core/ops/op_cost.h"
-#include "memscale/core/replay_rules.h"
-#include "memscale/core/tape/op_use.h"
+#include "memscale/core/predict/trace_uses.h"
+#include "memscale/core/tape/tape.h"
 #include "memscale/core/wide.h"
 
 namespace memscale {
@@ -17,244 +17,268 @@ namespace {
 
 constexpr auto kMaxSum = static_cast<std::int64_t>(power_of_two(50));
 
-constexpr std::array kPackedTypes = {Dtype::Float16, Dtype::BFloat16,
-                                     Dtype::Float32, Dtype::Float64};
-
 // There before the step and after it, whoever reads it.
 bool is_leaf(const Storage& storage) {
   return storage.category != Category::Activation &&
          storage.category != Category::Transient;
 }
 
+// TapeBytes without memory: a tape's states become the graph's, with the same
+// numbers. It holds whatever it is asked to, and nobody ever reads it.
+class GraphBytes final : public TapeBytes {
+ public:
+  struct State {
+    StorageId storage;
+    std::uint32_t version;
+    std::int64_t bytes;
+    std::uint8_t float_bytes;
+    bool is_overwritten = false;
+  };
+
+  GraphBytes(const TraceVersions& versions, Bytes granularity,
+             LayerGraph& graph)
+      : versions_(versions), granularity_(granularity), graph_(graph) {}
+
+  const std::vector<State>& states() const { return states_; }
+  // By node: the op of the graph that it stands for.
+  const std::vector<std::size_t>& nodes() const { return nodes_; }
+
+  std::int64_t add_state(StateId /*state*/, const TensorUse& tensor) override {
+    const StorageId storage = TraceUses::storage(tensor.storage);
+    states_.push_back({storage, versions_.of(storage), tensor.bytes,
+                       tensor.float_bytes});
+    graph_.states.push_back(
+        {.bytes = round_up(Bytes(tensor.bytes), granularity_)});
+    return tensor.bytes;
+  }
+  bool is_current(StateId state) const override {
+    return versions_.of(states_[state].storage) == states_[state].version;
+  }
+  bool has_original(StateId state) const override { return is_current(state); }
+  void lose_original(StateId state) override {
+    states_[state].is_overwritten = true;
+  }
+  void add_node(NodeId /*node*/) override {
+    nodes_.push_back(graph_.ops.size() - 1);
+  }
+  // A bit for each element, and half a nanosecond to read it.
+  bool pack(NodeId node, StateId result, Packing packing) override {
+    if (packing != Packing::Bits) return false;
+    const State& drawn = states_[result];
+    const std::int64_t numel = drawn.bytes / drawn.float_bytes;
+    LineageOp& op = graph_.ops[nodes_[node]];
+    op.packed = round_up(Bytes((numel + 7) / 8), granularity_);
+    op.nanoseconds = std::min(op.nanoseconds, numel / 2);
+    return true;
+  }
+
+  bool is_alive(StateId /*state*/) const override { return true; }
+  bool is_whole(StateId /*state*/) const override { return true; }
+  bool hold(StateId /*state*/) override { return true; }
+  bool copy_out(StateId /*state*/) override { return true; }
+  void let_go(StateId /*state*/) override {}
+  void show_writes(StateId /*state*/) override {}
+  void end_state(StateId /*state*/) override {}
+  void clear_node(NodeId /*node*/) override {}
+  void unpack(NodeId /*node*/, StateId /*result*/) override {}
+  void run(NodeId /*node*/, std::span<const Destination> /*targets*/,
+           std::span<const Made> /*written*/,
+           std::span<const Made> /*results*/) override {}
+  bool is_waiting(SaveKey /*save*/) const override { return true; }
+  void drop_save(SaveKey /*save*/, StateId /*state*/) override {}
+  void keep_save(SaveKey /*save*/, StateId /*state*/, Why /*why*/) override {}
+  [[noreturn]] void fail(StateId /*state*/, Failure /*failure*/) const override {
+    throw InternalError("a layer's graph was asked for bytes; it has none");
+  }
+
+ private:
+  const TraceVersions& versions_;
+  const Bytes granularity_;
+  LayerGraph& graph_;
+  std::vector<State> states_;
+  std::vector<std::size_t> nodes_;
+};
+
+// Runs a layer's call on a tape that keeps nothing that can be made again, and
+// reads the graph off it. The tape is not told of saves: what can be made again
+// must not depend on what is chosen.
 class Builder {
  public:
   Builder(const Trace& trace, std::span<const OpId> run,
-          const GraphRules& rules)
-      : trace_(trace), run_(run.begin(), run.end()), rules_(rules) {
-    for (const OpId op : run) trace_.at(op);  // throws if it points nowhere
-    const auto after_forward = std::ranges::find_if(
-        trace_.ops, [](const Op& op) { return op.phase != Phase::Forward; });
-    num_forward_ = static_cast<std::size_t>(after_forward - trace_.ops.begin());
-    held_.insert(rules.held_elsewhere.begin(), rules.held_elsewhere.end());
-    if (!run.empty()) find_held_by_saves(run.front());
-  }
-
+          const GraphRules& rules);
   void add_op(OpId id, std::int64_t nanoseconds);
-  void add_saves();
   LayerGraph finish();
 
  private:
-  // What an op does to a storage that it writes.
-  struct Write {
-    StorageId storage;
-    ValueId result;     // the new version
-    bool reads = true;  // false: all of it is written, whatever was there
-  };
-
-  static std::uint64_t key(const Value& value) {
-    return (std::uint64_t{value.storage.index()} << 32U) | value.version;
-  }
-
-  std::size_t state_of(ValueId id);
-  std::vector<Write> writes_of(const Op& op, const ReplayRules& known) const;
-  bool can_replay(const Op& op, const ReplayRules& known,
-                  const std::vector<Write>& writes) const;
-  std::size_t add_state(const Value& value);
-  void pack(std::size_t op, const Op& traced, const ReplayRules& known,
-            const std::vector<Write>& writes);
-  void find_held_by_saves(OpId first);
+  void find_saves(std::span<const OpId> run);
+  void tell_functions(OpId before);
+  // Null: the op that runs does not write it.
+  const TensorUse* find_written(StorageId storage) const;
+  void name_results(std::size_t first_state, std::span<const ValueId> outputs);
+  void halve_indices(const Op& traced, const ReplayRules& known);
   bool is_held_anyway(std::size_t state) const;
 
   const Trace& trace_;
-  const std::unordered_set<OpId> run_;
   const GraphRules& rules_;
   std::size_t num_forward_ = 0;  // ops before the first of backward
+  std::unordered_map<OpId, std::vector<StorageId>> saves_;  // of the run's ops
   std::unordered_set<StorageId> held_;
-  std::unordered_map<std::uint64_t, std::size_t> states_;
-  std::vector<StorageId> storage_;    // by state
-  std::vector<bool> is_overwritten_;  // by state: it is not the last of its
-                                      // storage
+  std::size_t next_event_ = 0;
   LayerGraph graph_;
+  TraceVersions versions_;
+  TraceUses uses_;
+  GraphBytes bytes_;
+  Tape tape_;
+  std::vector<TensorUse> written_;   // by the op that runs
+  std::vector<StateId> updated_;     // states that a write has read
+  // Saves of what the run's ops were neither given nor made.
+  std::set<StorageId> saved_outside_;
 };
 
-// A save of an earlier layer that did not make the storage itself holds it
-// until after this layer's backward. (A later layer's lets go before.)
-void Builder::find_held_by_saves(OpId first) {
+Builder::Builder(const Trace& trace, std::span<const OpId> run,
+                 const GraphRules& rules)
+    : trace_(trace),
+      rules_(rules),
+      held_(rules.held_elsewhere.begin(), rules.held_elsewhere.end()),
+      versions_(trace),
+      uses_(trace, rules.on_cpu,
+            {.on_cuda = rules.on_cuda, .benchmarks = rules.benchmarks}),
+      bytes_(versions_, rules.granularity, graph_),
+      tape_({.policy = ReplayPolicy::Block,
+             .min_bytes = static_cast<std::size_t>(rules.min_bytes.count())},
+            bytes_) {
+  for (const OpId op : run) trace_.at(op);  // throws if it points nowhere
+  const auto after_forward = std::ranges::find_if(
+      trace_.ops, [](const Op& op) { return op.phase != Phase::Forward; });
+  num_forward_ = static_cast<std::size_t>(after_forward - trace_.ops.begin());
+  if (!run.empty()) find_saves(run);
+}
+
+// Those of the run. And a save of an earlier layer that did not make the
+// storage itself holds it until after this layer's backward. (A later layer's
+// lets go before.)
+void Builder::find_saves(std::span<const OpId> run) {
+  for (const OpId op : run) saves_[op];
   for (const Save& save : trace_.saves) {
-    if (!save.op.valid() || save.op >= first || run_.contains(save.op)) {
-      continue;
-    }
     const StorageId id = trace_.at(save.value).storage;
-    const LayerId layer = trace_.at(save.op).layer;
-    if (!id.valid() || !layer.valid() || layer == trace_.at(id).layer) continue;
-    held_.insert(id);
-  }
-}
-
-std::size_t Builder::add_state(const Value& value) {
-  const std::size_t id = graph_.states.size();
-  states_[key(value)] = id;
-  const Storage& storage = trace_.at(value.storage);
-  graph_.states.push_back({.bytes = round_up(storage.bytes, rules_.granularity),
-                           .cost = {},
-                           .maker = {},
-                           .place = {}});
-  storage_.push_back(value.storage);
-  is_overwritten_.push_back(false);
-  return id;
-}
-
-std::size_t Builder::state_of(ValueId id) {
-  const Value& value = trace_.at(id);
-  const auto found = states_.find(key(value));
-  return found == states_.end() ? add_state(value) : found->second;
-}
-
-std::vector<Builder::Write> Builder::writes_of(const Op& op,
-                                               const ReplayRules& known) const {
-  std::vector<Write> writes;
-  if (!op.mutates) return writes;
-  for (const ValueId output : op.outputs) {
-    const Value& result = trace_.at(output);
-    for (const ValueId input : op.inputs) {
-      const Value& old = trace_.at(input);
-      if (!result.storage.valid() || old.storage != result.storage ||
-          old.version >= result.version) {
-        continue;
+    if (!save.op.valid() || !id.valid()) continue;
+    const auto own = saves_.find(save.op);
+    if (own == saves_.end()) {
+      const LayerId layer = trace_.at(save.op).layer;
+      if (save.op < run.front() && layer.valid() &&
+          layer != trace_.at(id).layer) {
+        held_.insert(id);
       }
-      const Bytes bytes = trace_.at(old.storage).bytes;
-      const bool is_all =
-          known.overwrites && covers(old.sizes, old.strides, old.offset,
-                                     itemsize_of(old.dtype), bytes.count());
-      writes.push_back({old.storage, output, !is_all});
-      break;
-    }
-  }
-  return writes;
-}
-
-// As Tape::end_op sees it.
-bool Builder::can_replay(const Op& op, const ReplayRules& known,
-                         const std::vector<Write>& writes) const {
-  const bool all_known = std::ranges::all_of(op.inputs, [&](ValueId input) {
-    return trace_.at(input).storage.valid();
-  });
-  const CallFacts facts{.in_function = op.in_function,
-                        .all_plain = all_known,
-                        .accumulates = op.accumulates,
-                        .transposed = op.transposed,
-                        .not_waited_for = op.not_waited_for};
-  const ReplayTarget target{.on_cuda = rules_.on_cuda,
-                            .benchmarks = rules_.benchmarks};
-  if (op.may_write || why_not(known, facts, target) != Why::Replayed) {
-    return false;
-  }
-  // A keep set has one name for all that an op writes; and what is written
-  // without being returned is not known.
-  const bool hidden = op.mutates && writes.empty() && !known.updates_statistics;
-  if (hidden || writes.size() > 1) return false;
-  // An old state that nobody can make again is gone.
-  return std::ranges::all_of(writes, [&](const Write& write) {
-    if (!write.reads) return true;
-    return std::ranges::any_of(op.inputs, [&](ValueId input) {
-      const Value& old = trace_.at(input);
-      if (old.storage != write.storage) return false;
-      const auto found = states_.find(key(old));
-      return found != states_.end() && graph_.states[found->second].maker;
-    });
-  });
-}
-
-void Builder::add_op(OpId id, std::int64_t nanoseconds) {
-  const Op& op = trace_.at(id);
-  const ReplayRules known = find_replay_rules(op.name);
-  const std::size_t index = graph_.ops.size();
-  LineageOp& lineage = graph_.ops.emplace_back();
-  lineage.name = op.name;
-  lineage.nanoseconds = nanoseconds;
-  const std::vector<Write> writes = writes_of(op, known);
-  const bool replays = can_replay(op, known, writes);
-  for (const ValueId input : op.inputs) {
-    const StorageId storage = trace_.at(input).storage;
-    if (!storage.valid()) continue;
-    const std::size_t state = state_of(input);
-    const auto write = std::ranges::find(writes, storage, &Write::storage);
-    if (write != writes.end()) {
-      is_overwritten_[state] = true;
-      if (!write->reads) continue;
-      graph_.states[state].can_keep = false;
-    }
-    auto& reads = graph_.ops[index].reads;
-    if (std::ranges::find(reads, state) == reads.end()) reads.push_back(state);
-  }
-  for (std::size_t k = 0; k < op.outputs.size(); ++k) {
-    const Value& value = trace_.at(op.outputs[k]);
-    // Known ones are views.
-    if (!value.storage.valid() || states_.contains(key(value))) continue;
-    const bool is_written = std::ranges::find(writes, value.storage,
-                                              &Write::storage) != writes.end();
-    const std::size_t state = add_state(value);
-    graph_.states[state].place.emplace(index, is_written ? 0 : k);
-    const bool is_small = trace_.at(value.storage).bytes < rules_.min_bytes;
-    if (replays && !is_small) graph_.states[state].maker = index;
-  }
-  if (replays && rules_.on_cpu) pack(index, op, known, writes);
-}
-
-// See Tape::keep_packed.
-void Builder::pack(std::size_t op, const Op& traced, const ReplayRules& known,
-                   const std::vector<Write>& writes) {
-  if (known.draws_bits && writes.size() == 1 && !writes[0].reads &&
-      traced.outputs.size() == 1) {
-    const Value& drawn = trace_.at(writes[0].result);
-    if (std::ranges::find(kPackedTypes, drawn.dtype) == kPackedTypes.end()) {
-      return;
-    }
-    // A bit for each element, and half a nanosecond to read it.
-    graph_.ops[op].packed =
-        round_up(Bytes((drawn.numel() + 7) / 8), rules_.granularity);
-    graph_.ops[op].nanoseconds =
-        std::min(graph_.ops[op].nanoseconds, drawn.numel() / 2);
-  }
-  if (known.indices && *known.indices < traced.outputs.size() &&
-      !traced.inputs.empty()) {
-    const Value& indices = trace_.at(traced.outputs[*known.indices]);
-    const Storage& indexed = trace_.at(trace_.at(traced.inputs[0]).storage);
-    const auto found = states_.find(key(indices));
-    if (found == states_.end() ||
-        indexed.bytes > Bytes(std::numeric_limits<std::int32_t>::max())) {
-      return;
-    }
-    // Held in half of their bytes, if the op's other result is kept: then they
-    // are not made again either.
-    LineageState& state = graph_.states[found->second];
-    if (!state.maker) return;
-    state.cost = state.bytes / 2;
-    state.place.emplace(op, *known.indices == 0 ? 1 : 0);
-  }
-}
-
-void Builder::add_saves() {
-  for (const Save& save : trace_.saves) {
-    if (!save.op.valid() || !run_.contains(save.op) ||
-        !trace_.at(save.value).storage.valid()) {
       continue;
     }
     // Let go before backward: nobody will ask for it.
     if (save.released.valid() && save.released.index() < num_forward_) continue;
-    const std::size_t state = state_of(save.value);
-    graph_.states[state].is_saved = true;
-    // Autograd itself holds it.
-    if (save.by_function) held_.insert(storage_[state]);
+    own->second.push_back(id);
+    if (save.by_function) held_.insert(id);  // by autograd itself
   }
+  next_event_ = static_cast<std::size_t>(
+      std::ranges::upper_bound(trace_.events, run.front().index(), {},
+                               &Event::op) -
+      trace_.events.begin());
+}
+
+void Builder::tell_functions(OpId before) {
+  for (; next_event_ < trace_.events.size(); ++next_event_) {
+    const Event& event = trace_.events[next_event_];
+    if (event.op > before.index()) return;
+    if (event.kind == Event::Kind::EnterFunction) {
+      tape_.begin_function(uses_.values(event.values));
+    } else if (event.kind == Event::Kind::LeaveFunction) {
+      const auto tensors = uses_.values(event.values);
+      versions_.leave_function(tensors);
+      tape_.end_function(tensors);
+    }
+  }
+}
+
+void Builder::add_op(OpId id, std::int64_t nanoseconds) {
+  tell_functions(id);
+  const Op& op = trace_.at(id);
+  graph_.ops.push_back({.name = op.name, .nanoseconds = nanoseconds});
+  const OpUse use = uses_.of(id);
+  versions_.begin_op(use);
+  tape_.begin_op(use);
+  written_.clear();
+  for (const TensorUse& tensor : use.tensors) {
+    if (tensor.access != Access::Read) written_.push_back(tensor);
+    const StateId state = tape_.state_of(tensor.storage);
+    if (tensor.access == Access::Update) updated_.push_back(state);
+  }
+  // As Tape::decide has it: of what the op writes or makes, the new state.
+  std::vector<StorageId>& saves = saves_.at(id);
+  const auto note_saved = [&](StorageId storage) {
+    const StateId state = tape_.state_of(TraceUses::key(storage));
+    if (state == kNone) return false;
+    graph_.states[state].is_saved = true;
+    return true;
+  };
+  std::erase_if(saves, [&](StorageId storage) {
+    return find_written(storage) == nullptr && note_saved(storage);
+  });
+  const std::size_t first_made = graph_.states.size();
+  const ReplayRules& known = *use.rules;
+  versions_.end_op(id, use);
+  tape_.end_op(uses_.results_of(id));
+  std::erase_if(saves, note_saved);
+  saved_outside_.insert(saves.begin(), saves.end());
+  name_results(first_made, op.outputs);
+  if (rules_.on_cpu) halve_indices(op, known);
+}
+
+const TensorUse* Builder::find_written(StorageId storage) const {
+  const auto found = std::ranges::find(written_, TraceUses::key(storage),
+                                       &TensorUse::storage);
+  return found == written_.end() ? nullptr : &*found;
+}
+
+// As a keep set names them: what an op writes is its result 0.
+void Builder::name_results(std::size_t first_state,
+                           std::span<const ValueId> outputs) {
+  const std::size_t op = graph_.ops.size() - 1;
+  for (std::size_t i = first_state; i < graph_.states.size(); ++i) {
+    const StorageId storage = bytes_.states()[i].storage;
+    if (const TensorUse* const written = find_written(storage)) {
+      if (written->access != Access::Scratch) {
+        graph_.states[i].place.emplace(op, 0);
+      }
+      continue;
+    }
+    const auto output = std::ranges::find(
+        outputs, storage, [&](ValueId id) { return trace_.at(id).storage; });
+    graph_.states[i].place.emplace(op, output - outputs.begin());
+  }
+}
+
+// See Tape::keep_packed: indices are held in half of their bytes, if the op's
+// other result is kept; then they are not made again either.
+void Builder::halve_indices(const Op& traced, const ReplayRules& known) {
+  if (!known.indices || *known.indices >= traced.outputs.size() ||
+      traced.inputs.empty()) {
+    return;
+  }
+  const StorageId of = trace_.at(traced.inputs[0]).storage;
+  const StorageId indices = trace_.at(traced.outputs[*known.indices]).storage;
+  const StateId id = tape_.state_of(TraceUses::key(indices));
+  if (!of.valid() || id == kNone || tape_.maker(id) == kNone ||
+      trace_.at(of).bytes > Bytes(std::numeric_limits<std::int32_t>::max())) {
+    return;
+  }
+  LineageState& state = graph_.states[id];
+  state.cost = state.bytes / 2;
+  state.place.emplace(graph_.ops.size() - 1, *known.indices == 0 ? 1 : 0);
 }
 
 // By the caller until after backward, by another layer, or for ever.
 bool Builder::is_held_anyway(std::size_t state) const {
-  const StorageId id = storage_[state];
+  const StorageId id = bytes_.states()[state].storage;
   const Storage& storage = trace_.at(id);
   if (storage.place == Place::Host) return true;
-  if (is_overwritten_[state]) return false;  // a copy of it
+  if (bytes_.states()[state].is_overwritten) return false;  // a copy of it
   if (is_leaf(storage) || held_.contains(id)) return true;
   if (num_forward_ == trace_.ops.size()) return false;
   return !storage.freed.valid() ||
@@ -262,8 +286,28 @@ bool Builder::is_held_anyway(std::size_t state) const {
 }
 
 LayerGraph Builder::finish() {
+  const std::size_t num_taped = graph_.states.size();
+  for (const StorageId storage : saved_outside_) {
+    const TensorUse use{.storage = TraceUses::key(storage),
+                        .bytes = trace_.at(storage).bytes.count()};
+    bytes_.add_state(kNone, use);
+    graph_.states.back().is_saved = true;
+  }
+  for (const StateId state : updated_) graph_.states[state].can_keep = false;
+  const std::vector<std::size_t>& ops = bytes_.nodes();
+  // A keep set has one name for all that an op writes.
+  const auto can_repeat = [&](NodeId node) {
+    return node != kNone && tape_.num_writes(node) <= 1;
+  };
+  for (NodeId node = 0; node < ops.size(); ++node) {
+    if (!can_repeat(node)) continue;
+    const auto reads = tape_.reads(node);
+    graph_.ops[ops[node]].reads.assign(reads.begin(), reads.end());
+  }
   for (std::size_t i = 0; i < graph_.states.size(); ++i) {
     LineageState& state = graph_.states[i];
+    const NodeId maker = i < num_taped ? tape_.maker(StateId(i)) : kNone;
+    if (can_repeat(maker)) state.maker = ops[maker];
     if (is_held_anyway(i)) {
       state.cost = Bytes();
     } else if (state.cost == Bytes()) {
@@ -330,7 +374,6 @@ LayerGraph layer_graph(const Trace& trace, std::span<const OpId> run,
   for (std::size_t i = 0; i < run.size(); ++i) {
     builder.add_op(run[i], nanoseconds[i]);
   }
-  builder.add_saves();
   return builder.finish();
 }
 

@@ -105,7 +105,7 @@ Prediction::Prediction(const Trace& plain, std::span<const TapeRules> layers,
       predicted_{.plain = plain,
                  .trace = trace_,
                  .holders = holders_,
-                 .versions = std::vector<std::uint32_t>(plain.storages.size()),
+                 .versions = TraceVersions(plain),
                  .lineages = std::vector<Lineage>(plain.saves.size()),
                  .ended = std::vector<bool>(plain.saves.size())},
       uses_(plain, on_cpu, target),
@@ -180,9 +180,7 @@ void Prediction::tell(const Event& event) {
     if (tape != nullptr) tape->tape().begin_function(tensors);
     return;
   }
-  for (const TensorUse& tensor : tensors) {
-    ++predicted_.versions[TraceUses::storage(tensor.storage).index()];
-  }
+  predicted_.versions.leave_function(tensors);
   if (tape != nullptr) tape->tape().end_function(tensors);
 }
 
@@ -218,11 +216,8 @@ void Prediction::run_forward(std::size_t index) {
   const OpId id(index);
   const Op& op = plain_.ops[index];
   const OpUse use = uses_.of(id);
+  predicted_.versions.begin_op(use);
   for (const TensorUse& tensor : use.tensors) {
-    const StorageId storage = TraceUses::storage(tensor.storage);
-    std::uint32_t& version = predicted_.versions[storage.index()];
-    version = std::max(version,
-                       plain_.at(ValueId(std::size_t{tensor.tensor})).version);
     if (tensor.access != Access::Read) claims_.before_write(tensor.storage);
   }
   TraceTape* const tape = open_tape();
@@ -234,17 +229,7 @@ void Prediction::run_forward(std::size_t index) {
   if (!op.in_function) {
     for (const std::size_t save : schedule_.saves[index]) decide(save);
   }
-  for (const TensorUse& tensor : use.tensors) {
-    if (tensor.access == Access::Update || tensor.access == Access::Overwrite) {
-      ++predicted_.versions[TraceUses::storage(tensor.storage).index()];
-    }
-  }
-  for (const ValueId output : op.outputs) {
-    const Value& value = plain_.at(output);
-    if (value.storage.valid()) {
-      predicted_.versions[value.storage.index()] = value.version;
-    }
-  }
+  predicted_.versions.end_op(id, use);
   if (tape != nullptr) tape->tape().end_op(uses_.results_of(id));
   if (op.in_function) {
     for (const std::size_t save : schedule_.saves[index]) decide(save);

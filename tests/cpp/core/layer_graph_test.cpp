@@ -7,6 +7,7 @@
 
 #include "memscale/base/error.h"
 #include "memscale/core/cuts.h"
+#include "memscale/core/ops/replay_rules.h"
 #include "memscale/core/trace_builder.h"
 
 namespace memscale {
@@ -51,13 +52,19 @@ class Step {
     Value output = input;
     output.sizes.insert(output.sizes.begin(), 1);
     output.strides.insert(output.strides.begin(), 1);
-    begin("aten::view", {input}, op_with(&Op::view));
+    Op traced = op_with(&Op::view);
+    traced.aliases = true;
+    begin("aten::view", {input}, std::move(traced));
     end({output});
     return output;
   }
   // Writes into the first input.
   Value in_place(std::string name, const Values& inputs) {
-    begin(std::move(name), inputs, op_with(&Op::mutates));
+    Op traced = op_with(&Op::mutates);
+    traced.uses.resize(inputs.size());
+    traced.uses[0].access =
+        find_replay_rules(name).overwrites ? Access::Overwrite : Access::Update;
+    begin(std::move(name), inputs, std::move(traced));
     builder_.bump_version(inputs[0].storage);
     Value output = inputs[0];
     ++output.version;
@@ -226,10 +233,12 @@ TEST(LayerGraph, WhatCannotBeCalledTwiceIsKept) {
   EXPECT_FALSE(kept("aten::convolution", {}, {.on_cuda = true}));
   EXPECT_TRUE(
       kept("aten::convolution", {}, {.on_cuda = true, .benchmarks = true}));
-  // It writes something that it does not return.
-  EXPECT_TRUE(kept("aten::_foreach_add_.Scalar", op_with(&Op::mutates), {}));
-  EXPECT_FALSE(
-      kept("aten::_native_batch_norm_legit", op_with(&Op::mutates), {}));
+  // It writes something that it does not return, and that came from outside.
+  Op writes = op_with(&Op::mutates);
+  writes.uses = {{.access = Access::Update}};
+  EXPECT_TRUE(kept("aten::_foreach_add_.Scalar", writes, {}));
+  writes.uses = {{.access = Access::Scratch}};
+  EXPECT_FALSE(kept("aten::_native_batch_norm_legit", writes, {}));
 }
 
 TEST(LayerGraph, UnknownMemoryIsNotReplayedFrom) {
@@ -257,6 +266,23 @@ TEST(LayerGraph, WritesInPlaceMakeNewStates) {
   EXPECT_EQ(nothing.nanoseconds, 200);
   // The old state has no bytes of its own to be kept.
   EXPECT_EQ(pareto_cuts(graph).size(), 2u);
+}
+
+// Batch norm writes its running mean, and saves it: that is not its result.
+TEST(LayerGraph, StatisticsHaveNoPlaceInAKeepSet) {
+  Step step;
+  const Value batch = step.resident(8, Category::Input);
+  const Value mean = step.resident(8, Category::Buffer);
+  step.enter(true);
+  Op norm = op_with(&Op::mutates);
+  norm.uses = {{}, {.access = Access::Scratch}};
+  const Value y = step.op_of_many("aten::_native_batch_norm_legit",
+                                  {batch, mean}, {8}, norm)[0];
+  step.save(y);
+  step.save(mean);
+  const Cut nothing = keep_nothing(graph_of(step.finish(), step.layer()));
+  EXPECT_EQ(nothing.held, 0_B);
+  EXPECT_TRUE(nothing.keep_set.kept.empty());
 }
 
 TEST(LayerGraph, AWriteIntoWhatCannotBeMadeAgainCannotEither) {

@@ -9,14 +9,14 @@ namespace memscale {
 
 std::int64_t TraceBytes::add_state(StateId /*state*/, const TensorUse& tensor) {
   const StorageId storage = TraceUses::storage(tensor.storage);
-  states_.push_back({storage, step_.versions[storage.index()], StorageId(),
+  states_.push_back({storage, step_.versions.of(storage), StorageId(),
                      tensor.float_bytes});
   return tensor.bytes;
 }
 
 bool TraceBytes::is_current(StateId state) const {
   const State& known = states_[state];
-  return step_.versions[known.storage.index()] == known.version;
+  return step_.versions.of(known.storage) == known.version;
 }
 
 bool TraceBytes::is_alive(StateId state) const {

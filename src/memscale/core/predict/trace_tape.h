@@ -26,7 +26,7 @@ struct PredictedStep {
   const Trace& plain;
   Trace& trace;  // that is being written
   StorageHolders& holders;
-  std::vector<std::uint32_t> versions;  // by storage, as of now
+  TraceVersions versions;
   std::vector<Lineage> lineages;        // by save
   std::vector<bool> ended;              // by save: autograd let go of it
 };

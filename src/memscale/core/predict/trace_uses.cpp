@@ -1,5 +1,6 @@
 #include "memscale/core/predict/trace_uses.h"
 
+#include <algorithm>
 #include <optional>
 
 #include "memscale/base/dtype.h"
@@ -82,6 +83,31 @@ std::span<const TensorUse> TraceUses::results_of(OpId id) {
     uses_.push_back(use_of(output));
   }
   return uses_;
+}
+
+void TraceVersions::begin_op(const OpUse& use) {
+  for (const TensorUse& tensor : use.tensors) {
+    const ValueId value(std::size_t{tensor.tensor});
+    of(tensor) = std::max(of(tensor), trace_.at(value).version);
+  }
+}
+
+void TraceVersions::end_op(OpId op, const OpUse& use) {
+  for (const TensorUse& tensor : use.tensors) {
+    if (tensor.access == Access::Update || tensor.access == Access::Overwrite) {
+      ++of(tensor);
+    }
+  }
+  for (const ValueId output : trace_.at(op).outputs) {
+    const Value& value = trace_.at(output);
+    if (value.storage.valid()) {
+      versions_[value.storage.index()] = value.version;
+    }
+  }
+}
+
+void TraceVersions::leave_function(std::span<const TensorUse> tensors) {
+  for (const TensorUse& tensor : tensors) ++of(tensor);
 }
 
 }  // namespace memscale

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <span>
 #include <string_view>
 #include <unordered_map>
@@ -40,6 +41,30 @@ class TraceUses final {
   const ReplayTarget target_;
   std::unordered_map<std::string_view, ReplayRules> rules_;
   std::vector<TensorUse> uses_;
+};
+
+// Which version each storage has while the forward ops of a trace run, as
+// tapes see it.
+class TraceVersions final {
+ public:
+  explicit TraceVersions(const Trace& trace)
+      : trace_(trace), versions_(trace.storages.size()) {}
+
+  std::uint32_t of(StorageId storage) const {
+    return versions_[storage.index()];
+  }
+  void begin_op(const OpUse& use);
+  void end_op(OpId op, const OpUse& use);
+  // What a custom Function was given is another version when it is through.
+  void leave_function(std::span<const TensorUse> tensors);
+
+ private:
+  std::uint32_t& of(const TensorUse& tensor) {
+    return versions_[TraceUses::storage(tensor.storage).index()];
+  }
+
+  const Trace& trace_;
+  std::vector<std::uint32_t> versions_;  // by storage
 };
 
 }  // namespace memscale

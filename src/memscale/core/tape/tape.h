@@ -91,6 +91,18 @@ class Tape final {
   };
   std::vector<Claim> close();
 
+  // ---- what it has recorded, until close() ----
+  // kNone: it knows no state of this storage.
+  StateId state_of(StorageKey storage) const { return current_.find(storage); }
+  // The op that makes the state again. kNone: none does.
+  NodeId maker(StateId state) const { return states_[state].maker; }
+  std::span<const StateId> reads(NodeId node) const {
+    return nodes_[node].reads;
+  }
+  std::size_t num_writes(NodeId node) const {
+    return nodes_[node].writes.size();
+  }
+
   // ---- between tapes: their storages may be the same ----
   // The original bytes of this state are about to change.
   void before_write(StateId state);
