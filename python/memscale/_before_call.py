@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -13,12 +14,21 @@ from memscale import _hook_stack
 from memscale._C import InputError, PlanError
 from memscale.inputs import Call
 
-if TYPE_CHECKING:
-    from memscale.executor import Executor
-
 __all__ = ["BeforeCall", "say_compiled"]
 
-_executors: weakref.WeakValueDictionary[int, Executor] = weakref.WeakValueDictionary()
+
+class Attached(Protocol):
+    """What is asked and told, of what is attached to a model."""
+
+    first_checks: list[Callable[..., object]]
+
+    def say_compiled(self) -> None: ...
+    def evaluates(self) -> None: ...
+    def begin_step(self, call: Call) -> None: ...
+    def detach(self) -> None: ...
+
+
+_executors: weakref.WeakValueDictionary[int, Attached] = weakref.WeakValueDictionary()
 _numbers = itertools.count()
 
 
@@ -43,7 +53,7 @@ def _say_if_compiled(model: weakref.ref[nn.Module], number: int) -> None:
 class BeforeCall:
     """Of one wrapped model, before any hook of it runs."""
 
-    def __init__(self, executor: Executor) -> None:
+    def __init__(self, executor: Attached) -> None:
         self._executor = executor
         self.number = next(_numbers)
         _executors[self.number] = executor

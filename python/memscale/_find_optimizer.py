@@ -4,14 +4,49 @@ from __future__ import annotations
 
 import gc
 import itertools
+from collections.abc import Iterable
 
 import torch
 from torch import nn
 
 from memscale._C import InputError
-from memscale._optimizer_step import innermost_optimizer
 
-__all__ = ["check_optimizer", "find_optimizer", "holds_parameters"]
+__all__ = [
+    "check_optimizer",
+    "find_optimizer",
+    "holds_parameters",
+    "innermost_optimizer",
+    "only_of",
+]
+
+
+def innermost_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """What steps: some wrap another, accelerate's for one."""
+    while isinstance(
+        inner := getattr(optimizer, "optimizer", None), torch.optim.Optimizer
+    ):
+        optimizer = inner
+    return optimizer
+
+
+def only_of(
+    optimizer: torch.optim.Optimizer, parameters: Iterable[nn.Parameter]
+) -> torch.optim.Optimizer:
+    """It as it would be with these parameters alone, to predict with; never stepped."""
+    known = set(parameters)
+    groups = [
+        {**group, "params": [p for p in group["params"] if p in known]}
+        for group in optimizer.param_groups
+    ]
+    if all(
+        len(ours["params"]) == len(group["params"])
+        for ours, group in zip(groups, optimizer.param_groups, strict=True)
+    ):
+        return optimizer
+    copied = object.__new__(type(optimizer))
+    copied.__dict__.update(optimizer.__dict__)
+    copied.param_groups = [group for group in groups if group["params"]]
+    return copied
 
 
 def holds_parameters(optimizer: torch.optim.Optimizer, model: nn.Module) -> bool:

@@ -7,16 +7,8 @@ from typing import TYPE_CHECKING
 
 from memscale._C import format_bytes
 from memscale._oom_place import resident
-from memscale.report import (
-    WIDTH,
-    breakdown_table,
-    exact,
-    fields,
-    layer_label,
-    layer_table,
-    place,
-    table,
-)
+from memscale._tables import WIDTH, exact, fields, layer_label, place, table
+from memscale.report import breakdown_table, layer_table
 
 if TYPE_CHECKING:
     from memscale.oom import OomReport

@@ -20,14 +20,13 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
 from memscale._C import InputError, Recorder
+from memscale._find_optimizer import innermost_optimizer
 from memscale._optim_adam import EXACT, EightBit
 from memscale._repeat import has_gradient
 
 __all__ = [
     "OptimizerLike",
     "describe_optimizer",
-    "innermost_optimizer",
-    "only_of",
     "optimizer_names",
     "trace_step",
 ]
@@ -49,35 +48,6 @@ def optimizer_names() -> dict[str, type[torch.optim.Optimizer]]:
         and issubclass(kind, torch.optim.Optimizer)
         and kind is not torch.optim.Optimizer
     }
-
-
-def innermost_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """What steps: some wrap another, accelerate's for one."""
-    while isinstance(
-        inner := getattr(optimizer, "optimizer", None), torch.optim.Optimizer
-    ):
-        optimizer = inner
-    return optimizer
-
-
-def only_of(
-    optimizer: torch.optim.Optimizer, parameters: Iterable[nn.Parameter]
-) -> torch.optim.Optimizer:
-    """It as it would be with these parameters alone, to predict with; never stepped."""
-    known = set(parameters)
-    groups = [
-        {**group, "params": [p for p in group["params"] if p in known]}
-        for group in optimizer.param_groups
-    ]
-    if all(
-        len(ours["params"]) == len(group["params"])
-        for ours, group in zip(groups, optimizer.param_groups, strict=True)
-    ):
-        return optimizer
-    copied = object.__new__(type(optimizer))
-    copied.__dict__.update(optimizer.__dict__)
-    copied.param_groups = [group for group in groups if group["params"]]
-    return copied
 
 
 def describe_optimizer(optimizer: OptimizerLike) -> str:

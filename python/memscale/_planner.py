@@ -25,10 +25,10 @@ from memscale._C import (
     Session,
 )
 from memscale._call_kind import call_kind
-from memscale._find_optimizer import find_optimizer
+from memscale._find_optimizer import find_optimizer, innermost_optimizer, only_of
 from memscale._first_real_step import FirstRealStep
 from memscale._leaks import remove_fakes_of_failures
-from memscale._optimizer_step import OptimizerLike, innermost_optimizer, only_of
+from memscale._optimizer_step import OptimizerLike
 from memscale._progress import progress
 from memscale._shell import without_hooks_of_users
 from memscale.config import Config

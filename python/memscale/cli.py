@@ -31,9 +31,9 @@ from memscale import _cli_plan, hardware
 from memscale._C import Fit, HardwareError, format_bytes
 from memscale._cli_models import DTYPES, Subject, UsageError, find_subject
 from memscale._optimizer_step import optimizer_names
+from memscale._tables import table
 from memscale.benchmarks.models import BENCHMARK_MODELS
 from memscale.estimator import Estimate
-from memscale.report import table
 from memscale.training_step import DEFAULT_BATCH, DEFAULT_LENGTH
 
 __all__ = ["main"]

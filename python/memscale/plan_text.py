@@ -15,9 +15,9 @@ from torch import nn
 
 from memscale import hardware
 from memscale._C import LayerPlan, Plan, format_bytes
+from memscale._tables import layer_label
 from memscale.config import Config
 from memscale.layers import find_layers
-from memscale.report import layer_label
 
 __all__ = ["frontier_html", "frontier_text", "plan_html", "plan_text", "wrapped_text"]
 

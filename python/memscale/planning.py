@@ -32,8 +32,9 @@ from memscale._C import (
     Target,
     allowed_tf32,
 )
+from memscale._find_optimizer import innermost_optimizer
 from memscale._optim_convert import is_plain_adam
-from memscale._optimizer_step import OptimizerLike, innermost_optimizer
+from memscale._optimizer_step import OptimizerLike
 from memscale.config import Config
 from memscale.estimator import Estimate, estimate_step
 from memscale.inputs import LossFn

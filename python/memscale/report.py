@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from memscale import hardware
 from memscale._C import format_bytes
+from memscale._tables import exact, fields, item, layer_label, place, table
 
 if TYPE_CHECKING:
     from memscale.estimator import Estimate, LayerShare
@@ -15,17 +15,11 @@ if TYPE_CHECKING:
 __all__ = [
     "breakdown_table",
     "estimate_text",
-    "exact",
-    "fields",
-    "layer_label",
     "layer_table",
-    "place",
-    "table",
 ]
 
 # From 8 to 80 GiB.
 CARDS = ("RTX 3070", "RTX 3060", "RTX 4080", "RTX 3090", "RTX 4090", "A100 80GB")
-WIDTH = 88
 _NUM_LAYERS = 5
 
 
@@ -40,7 +34,7 @@ def estimate_text(estimate: Estimate, cards: Sequence[str] = CARDS) -> str:
         _cards(estimate, cards),
     ]
     if estimate.notes:
-        parts.append("Notes\n" + "\n".join(map(_item, estimate.notes)))
+        parts.append("Notes\n" + "\n".join(map(item, estimate.notes)))
     return "\n\n".join(parts)
 
 
@@ -150,7 +144,7 @@ def _verdict(fits: bool) -> str:
     return "fits" if fits else "does not fit"
 
 
-# ---- pieces that reports share ----
+# ---- parts that it shares with reports on memory that ran out ----
 
 
 def breakdown_table(by_category: dict[str, int]) -> str:
@@ -190,52 +184,3 @@ def _mostly(share: LayerShare) -> str:
         for name, size in parts[:2]
         if size
     )
-
-
-def layer_label(name: str | None) -> str:
-    if name is None:
-        return "(outside of the model)"
-    return name or "(the model itself)"
-
-
-def place(phase: str | None, op: str | None, layer: str | None) -> str:
-    """ "backward, aten::mm of h.3"."""
-    return f"{phase}, {op} of {layer_label(layer)}"
-
-
-def exact(size: int) -> str:
-    """ "1.50 KiB (1,536 bytes)"."""
-    text = format_bytes(size)
-    return text if text.endswith("bytes") else f"{text} ({size:,} bytes)"
-
-
-def fields(texts: dict[str, str]) -> str:
-    """Names and texts in two columns, long texts wrapped."""
-    width = max(map(len, texts))
-    return "\n".join(
-        textwrap.fill(
-            text,
-            WIDTH,
-            initial_indent=f"  {name:<{width}}  ",
-            subsequent_indent=" " * (width + 4),
-            break_long_words=False,
-        )
-        for name, text in texts.items()
-    )
-
-
-def _item(text: str) -> str:
-    return textwrap.fill(text, WIDTH, initial_indent="  - ", subsequent_indent="    ")
-
-
-def table(rows: Sequence[Sequence[str]], align: str) -> str:
-    """Aligned columns; ``align`` has a "<" or ">" for each."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = (
-        "  ".join(
-            f"{cell:{side}{width}}"
-            for cell, side, width in zip(row, align, widths, strict=True)
-        )
-        for row in rows
-    )
-    return "\n".join(f"  {line}".rstrip() for line in lines)

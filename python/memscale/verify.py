@@ -24,12 +24,14 @@ import torch
 from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
+from memscale import replay
 from memscale._C import InputError
 from memscale._verify_fit import sole_device
 from memscale._verify_report import Difference, VerifyError, VerifyReport
 from memscale._verify_search import verify_step
 from memscale._verify_step import Executor, Step
 from memscale._way_in import Hook
+from memscale._wrapping import EXECUTOR, attach, detach, effective
 from memscale.config import Config
 from memscale.inputs import Call, LossFn, build_call, read_call
 
@@ -105,7 +107,7 @@ def _check_arguments(
         raise InputError("config or policy: one of them says how to wrap the model")
     if min_bytes is not None and policy is None:
         raise InputError("min_bytes goes with a policy")
-    wrapped = getattr(model, "_memscale_executor", None) is not None
+    wrapped = getattr(model, EXECUTOR, None) is not None
     if wrapped and (config is not None or policy is not None):
         raise InputError(
             "the model is wrapped already and verified as it is: leave config and "
@@ -130,13 +132,10 @@ def _wrapped(
     model: nn.Module, config: Config | None, policy: Any, min_bytes: int | None
 ) -> Iterator[Executor]:
     """What wraps the model; if nothing does, something does for the time being."""
-    executor: Executor | None = getattr(model, "_memscale_executor", None)
+    executor: Executor | None = getattr(model, EXECUTOR, None)
     if executor is not None:
         yield executor
         return
-    # Imported here: memscale.api uses this module.
-    from memscale import api, replay
-
     if policy is not None:
         smallest = replay.DEFAULT_MIN_BYTES if min_bytes is None else min_bytes
         handle = replay.attach(model, policy, min_bytes=smallest)
@@ -146,14 +145,15 @@ def _wrapped(
             handle.detach()
     else:
         # Verified here, not by wrap.
-        api.wrap(model, (config or Config()).replace(verify_correctness=False))
+        executor = attach(
+            model, effective(config).replace(verify_correctness=False), None
+        )
+        if executor is None:
+            raise InputError("wrap left the model as it is: nothing to verify")
         try:
-            executor = getattr(model, "_memscale_executor", None)
-            if executor is None:
-                raise InputError("wrap left the model as it is: nothing to verify")
             yield executor
         finally:
-            api.detach(model)
+            detach(model)
 
 
 def _note_not_held(
@@ -245,7 +245,7 @@ class FirstBatchCheck(Hook):
         if not (model.training and torch.is_grad_enabled()):
             return
         self.cancel()  # the steps below are calls, too
-        if getattr(model, "_memscale_executor", None) is not self._executor:
+        if getattr(model, EXECUTOR, None) is not self._executor:
             return  # detached before it was trained
         call = Call(args, dict(kwargs), source="the first batch")
         self.report = _verify_now(model, self._executor, call, self._config)

@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 import memscale
-from memscale.report import estimate_text, exact, layer_label, table
+from memscale._tables import exact, layer_label, table
+from memscale.report import estimate_text
 
 
 @pytest.fixture(scope="module")

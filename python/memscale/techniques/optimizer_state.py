@@ -18,9 +18,8 @@ from torch import nn
 
 from memscale._bitsandbytes import steps_in_pieces
 from memscale._C import Choice, Plan, Recorder
-from memscale._find_optimizer import holds_parameters
+from memscale._find_optimizer import holds_parameters, innermost_optimizer
 from memscale._optim_adam import OPTIONS, EightBit
-from memscale._optimizer_step import innermost_optimizer
 from memscale._optimizer_steps import stop_watching, watch
 from memscale.optim import from_8bit, is_8bit, to_8bit
 
