@@ -1,13 +1,21 @@
-"""Includes may only point down: base <- core, hostmem, simdev <- runtime <- bindings;
-kernels stand alone, under runtime. No two headers define a type of the same name.
+"""Includes and imports may only point down.
+
+- C++ layers: base <- core, hostmem, simdev <- runtime <- bindings; kernels stand alone,
+  under runtime. Rooms (folders) of core and of runtime: in the order below.
+- Python rooms (sub-packages, and the modules beside them): in the order below, imports
+  for type checkers included. No module needs itself through others.
+- No two headers define a type of the same name; no file of a Python room has a name
+  that begins with an underscore.
 
 Exits with status 1 and a line per offence.
 """
 
 from __future__ import annotations
 
+import ast
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 # Which of our layers each layer may include, besides itself.
@@ -20,6 +28,52 @@ ALLOWED = {
     "simdev": {"base", "hostmem"},
     "bindings": {"base", "core", "hostmem", "runtime", "simdev"},
 }
+# The rooms of a layer, lowest first: each may include those before it.
+ROOMS = {
+    "core": (
+        "json",
+        "config",
+        "hardware",
+        "trace",
+        "ops",
+        "time",
+        "tape",
+        "predict",
+        "cuts",
+        "solver",
+        "plan",
+        "techniques",
+        "session",
+    ),
+    "runtime": ("observe", "record", "replay", "optimizer"),
+}
+# The rooms of the Python package, lowest first. `_C` and `_simdev` are under all of
+# them, `memscale` itself is above.
+PYTHON_ROOMS = (
+    "logs",
+    "memory",
+    "config",
+    "hardware",
+    "model",
+    "calls",
+    "optim",
+    "simdev",
+    "trace",
+    "report",
+    "estimation",
+    "replay",
+    "techniques",
+    "planning",
+    "attach",
+    "verify",
+    "api",
+    "__init__",
+    "benchmarks",
+    "cli",
+    "__main__",
+)
+COMPILED = {"_C", "_simdev"}
+
 TORCH_FREE = {"base", "core", "kernels"}
 TORCH_FREE_FILES = {"simdev/heap.h", "simdev/heap.cpp"}
 TORCH = re.compile(r"^(torch|ATen|c10|caffe2)/")
@@ -32,6 +86,24 @@ NAMESPACE = re.compile(r"^namespace ([\w:]+) \{", re.M)
 INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', re.MULTILINE)
 
 
+# ---- C++ ----
+
+
+def _room_offence(name: str, include: str) -> str | None:
+    """Between two files of one layer."""
+    layer = name.split("/")[0]
+    rooms = ROOMS.get(layer)
+    if rooms is None:
+        return None
+    here, there = (path.split("/")[1] for path in (name, include))
+    for room in (here, there):
+        if room not in rooms:
+            return f"{name}: {layer}/{room} is no room of {layer}"
+    if rooms.index(there) > rooms.index(here):
+        return f"{name}: {layer}/{here} may not include {layer}/{there}"
+    return None
+
+
 def offences(source_root: Path) -> list[str]:
     """One line for each include that its file may not have."""
     found = []
@@ -41,10 +113,14 @@ def offences(source_root: Path) -> list[str]:
         name = path.relative_to(source_root).as_posix()
         layer = name.split("/")[0]
         for include in INCLUDE.findall(path.read_text()):
-            target = include.removeprefix("memscale/").split("/")[0]
+            target = include.removeprefix("memscale/")
+            target_layer = target.split("/")[0]
             ours = include.startswith("memscale/")
-            if ours and target != layer and target not in ALLOWED[layer]:
+            if ours and target_layer not in {layer, *ALLOWED[layer]}:
                 found.append(f"{name}: layer {layer} may not include {include}")
+            if ours and target_layer == layer:
+                upward = _room_offence(name, target)
+                found += [upward] if upward else []
             torch_free = layer in TORCH_FREE or name in TORCH_FREE_FILES
             if torch_free and TORCH.match(include):
                 found.append(f"{name}: torch-free, may not include {include}")
@@ -71,10 +147,88 @@ def same_names(source_root: Path) -> list[str]:
     ]
 
 
+# ---- Python ----
+
+
+def _module_of(path: Path, package_root: Path) -> str:
+    """ "trace.shell", "trace" for its __init__, "__init__" for the package itself."""
+    parts = path.relative_to(package_root).with_suffix("").parts
+    return ".".join(parts[:-1] if len(parts) > 1 and parts[-1] == "__init__" else parts)
+
+
+def _imports(tree: ast.Module, modules: set[str]) -> Iterator[tuple[str, bool]]:
+    """Modules of ours that a file names, and whether only for type checkers."""
+    for_types: set[ast.AST] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
+            for_types.update(ast.walk(node))
+    for node in ast.walk(tree):
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            for alias in node.names:
+                full = f"{node.module}.{alias.name}"
+                is_module = full.removeprefix("memscale.") in modules | COMPILED
+                names.append(full if is_module else node.module)
+        for name in names:
+            if name.split(".")[0] == "memscale":
+                yield (
+                    name.removeprefix("memscale").lstrip(".") or "__init__",
+                    (node in for_types),
+                )
+
+
+def python_offences(package_root: Path) -> list[str]:
+    """One line for each import that points up, for each cycle, for each _file."""
+    paths = {_module_of(p, package_root): p for p in sorted(package_root.rglob("*.py"))}
+    found = []
+    needs: dict[str, set[str]] = {}
+    for module, path in paths.items():
+        name = path.relative_to(package_root).as_posix()
+        here = module.split(".")[0]
+        if here not in PYTHON_ROOMS:
+            found.append(f"{name}: {here} is no room of the package")
+            continue
+        if path.stem.startswith("_") and not path.stem.startswith("__"):
+            found.append(f"{name}: a room is private enough, no underscore")
+        tree = ast.parse(path.read_text())
+        for target, for_types in _imports(tree, set(paths)):
+            there = target.split(".")[0]
+            if there in COMPILED:
+                continue
+            if there not in PYTHON_ROOMS:
+                found.append(f"{name}: imports {target}, which is in no room")
+            elif PYTHON_ROOMS.index(there) > PYTHON_ROOMS.index(here):
+                found.append(f"{name}: {here} may not import {target}")
+            elif not for_types and target != module:
+                needs.setdefault(module, set()).add(target)
+    return found + _cycles(needs)
+
+
+def _cycles(needs: dict[str, set[str]]) -> list[str]:
+    found = []
+    done: set[str] = set()
+
+    def visit(module: str, path: tuple[str, ...]) -> None:
+        if module in path:
+            cycle = [*path[path.index(module) :], module]
+            found.append(f"modules need each other: {' -> '.join(cycle)}")
+        elif module not in done:
+            for target in sorted(needs.get(module, ())):
+                visit(target, (*path, module))
+            done.add(module)
+
+    for module in sorted(needs):
+        visit(module, ())
+    return found
+
+
 def main() -> int:
-    root = Path(__file__).parent.parent / "src" / "memscale"
-    found = offences(root) + same_names(root)
-    print("\n".join(found) if found else "layers: all includes point down")
+    root = Path(__file__).parent.parent
+    found = offences(root / "src" / "memscale") + same_names(root / "src" / "memscale")
+    found += python_offences(root / "python" / "memscale")
+    print("\n".join(found) if found else "layers: all includes and imports point down")
     return 1 if found else 0
 
 

@@ -5,7 +5,7 @@
 
 #include <string>
 
-#include "memscale/core/cuts.h"
+#include "memscale/core/cuts/cuts.h"
 #include "memscale/core/solver/solver.h"
 #include "solver_problems.h"
 

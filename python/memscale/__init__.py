@@ -32,12 +32,12 @@ from memscale.api import (  # noqa: E402
     optimize,
     wrap,
 )
+from memscale.attach.executor import Executor  # noqa: E402
 from memscale.config import AsyncOffloadConfig, Config, OptimizationMode  # noqa: E402
-from memscale.estimator import Estimate, estimate  # noqa: E402
-from memscale.executor import Executor  # noqa: E402
-from memscale.first_step import FirstStepEstimate, estimate_at_first_step  # noqa: E402
-from memscale.oom import OomReport, explain_oom  # noqa: E402
-from memscale.planning import pareto, plan  # noqa: E402
+from memscale.estimation.estimate import Estimate, estimate  # noqa: E402
+from memscale.estimation.first_step import FirstStepEstimate, estimate_at_first_step  # noqa: E402
+from memscale.estimation.oom import OomReport, explain_oom  # noqa: E402
+from memscale.planning.plan import pareto, plan  # noqa: E402
 from memscale.verify import VerifyError, VerifyReport, verify_correctness  # noqa: E402
 
 __version__ = _version("memscale-open")

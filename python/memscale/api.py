@@ -9,10 +9,10 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from memscale._wrapping import EXECUTOR, attach, detach, effective
+from memscale.attach.executor import Executor
+from memscale.attach.wrapping import EXECUTOR, attach, detach, effective
+from memscale.calls.targets import find_model
 from memscale.config import AsyncOffloadConfig, Config, OptimizationMode
-from memscale.executor import Executor
-from memscale.targets import find_model
 from memscale.verify import FirstBatchCheck, verify_at_wrap
 
 __all__ = ["apply_all_optimizations", "detach", "optimize", "wrap"]

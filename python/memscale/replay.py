@@ -32,8 +32,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from memscale import _C, _call_events, _hook_stack, _way_in
-from memscale._before_call import BeforeCall
+from memscale import _C
 from memscale._C import (
     DEFAULT_MIN_BYTES,
     InputError,
@@ -43,10 +42,12 @@ from memscale._C import (
     Recorder,
     TapeRules,
 )
-from memscale._way_in import Begin
-from memscale.inputs import tensors_in
-from memscale.layers import find_layers
-from memscale.targets import ShardingCheck
+from memscale.calls import call_events, hook_stack, way_in
+from memscale.calls.before_call import BeforeCall
+from memscale.calls.targets import ShardingCheck
+from memscale.calls.way_in import Begin
+from memscale.model.inputs import tensors_in
+from memscale.model.layers import find_layers
 
 __all__ = [
     "DEFAULT_MIN_BYTES",
@@ -123,16 +124,16 @@ class Replay:
         self._watched: list[weakref.ref[nn.Module]] = []
         self._records = any(policy != "keep" for _, policy in layers)
         if self._records:
-            _hook_stack.step_aside()
+            hook_stack.step_aside()
             # Also when the model is dropped without detaching.
-            self._come_back = weakref.finalize(self, _hook_stack.stop_stepping_aside)
+            self._come_back = weakref.finalize(self, hook_stack.stop_stepping_aside)
         elif before is None:
             layers = []
         else:
             layers = layers[:1]
         for index, (module, _) in enumerate(layers):
             self._watched.append(weakref.ref(module))
-            _way_in.place(module, self, index, before if index == 0 else None)
+            way_in.place(module, self, index, before if index == 0 else None)
 
     def run(
         self,
@@ -150,7 +151,7 @@ class Replay:
                 before(module, args, kwargs)
         begin, handle, output = Begin(self, index), None, None
         try:
-            if _way_in.has_pre_hooks(module):
+            if way_in.has_pre_hooks(module):
                 handle = module.register_forward_pre_hook(begin)
             else:
                 begin()
@@ -160,7 +161,7 @@ class Replay:
             if handle is not None:
                 handle.remove()
             if begin.is_done and index > 0:
-                _call_events.leave_layer()
+                call_events.leave_layer()
                 self._engine.leave_layer()
             if begin.has_entered:
                 self._leave(output)
@@ -192,14 +193,14 @@ class Replay:
     def _enter(self) -> bool:
         if not self._records:
             return False
-        if not self._idle and not (_hook_stack.is_free() and self._engine.enter()):
+        if not self._idle and not (hook_stack.is_free() and self._engine.enter()):
             return False
         around = self._around()
         around.__enter__()
         # First of all, so that what Ctrl-C leaves can be found.
         _of_thread.call = (self, _frame_of_run(), around)
         if not self._idle:
-            _hook_stack.push(self._hooks)
+            hook_stack.push(self._hooks)
         return True
 
     def _leave(self, output: Any) -> None:
@@ -209,7 +210,7 @@ class Replay:
         _of_thread.call = None
         call[2].__exit__(None, None, None)
         if self._engine.is_entered:
-            _hook_stack.pop(self._hooks)
+            hook_stack.pop(self._hooks)
             self._engine.leave(tensors_in(output))
 
     def is_alive(self) -> bool:
@@ -277,7 +278,7 @@ class Replay:
         for watched in self._watched:
             module = watched()
             if module is not None:
-                _way_in.take_away(module, self)
+                way_in.take_away(module, self)
         self._watched.clear()
         if self._come_back is not None:
             self._come_back()
@@ -317,7 +318,7 @@ def _is_capturing() -> bool:
 
 def is_attached(model: nn.Module) -> bool:
     """Whether the model or a part of it is."""
-    return any(_way_in.way_in_of(module) is not None for module in model.modules())
+    return any(way_in.way_in_of(module) is not None for module in model.modules())
 
 
 def attach(
@@ -338,10 +339,10 @@ def attach(
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be an nn.Module, got {type(model).__name__}")
-    _way_in.take_away_dead(model)
+    way_in.take_away_dead(model)
     if is_attached(model):
         raise PlanError("the model, or a part of it, is attached already: detach it")
-    _way_in.remove_dead_hooks(model)
+    way_in.remove_dead_hooks(model)
     if isinstance(min_bytes, bool) or not isinstance(min_bytes, int) or min_bytes < 0:
         raise PlanError(f"min_bytes must be an int >= 0, got {min_bytes!r}")
     layers = _choose(find_layers(model).modules, policy)

@@ -3,7 +3,7 @@
 #include <string>
 
 #include "memscale/base/error.h"
-#include "memscale/core/plan.h"
+#include "memscale/core/plan/plan.h"
 
 namespace memscale {
 namespace {

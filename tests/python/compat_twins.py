@@ -15,8 +15,9 @@ from torch import nn
 from torch.autograd import graph
 
 import memscale
-from memscale import Config, OptimizationMode, _hook_stack, simdev
-from memscale.executor import Executor
+from memscale import Config, OptimizationMode, simdev
+from memscale.attach.executor import Executor
+from memscale.calls import hook_stack
 from never_wrapped import assert_as_never_wrapped
 
 MODES = [OptimizationMode.BALANCED, OptimizationMode.AGGRESSIVE]
@@ -200,8 +201,8 @@ def untouched_process() -> Iterator[None]:
     yield
     gc.unfreeze()
     torch.set_num_threads(threads)
-    assert _hook_stack.top() is None
-    assert _hook_stack.is_free()
+    assert hook_stack.top() is None
+    assert hook_stack.is_free()
     if graph.disable_saved_tensors_hooks is not _disable:
         gc.collect()  # models that a failed test, or an exception, holds in a cycle
     assert graph.disable_saved_tensors_hooks is _disable

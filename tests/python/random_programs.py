@@ -28,9 +28,10 @@ import torch
 from torch import Tensor
 
 import memscale
-from memscale import Config, OptimizationMode, _planner, replay, simdev
+from memscale import Config, OptimizationMode, replay, simdev
 from memscale._C import Question
-from memscale.layers import find_layers
+from memscale.attach import planner
+from memscale.model.layers import find_layers
 from random_model import KINDS, ONLY_ON_CPU, Program
 from random_ways import MAY_REFUSE, WAYS, batch
 from same_bytes import how_far, same_bytes
@@ -148,18 +149,18 @@ def _ours(model: Program, policy: str | None, seed: int, run: Run) -> Iterator[N
 def _plans_for_small_tensors() -> Iterator[None]:
     """Keep sets for tensors of any size, which ``wrap`` has no field for."""
     defaults = replay.attach.__kwdefaults__
-    before = defaults["min_bytes"], _planner.question_of
+    before = defaults["min_bytes"], planner.question_of
 
     def question_of(*args: Any) -> Question:
         question = before[1](*args)
         question.min_bytes = 0
         return question
 
-    defaults["min_bytes"], _planner.question_of = 0, question_of
+    defaults["min_bytes"], planner.question_of = 0, question_of
     try:
         yield
     finally:
-        defaults["min_bytes"], _planner.question_of = before
+        defaults["min_bytes"], planner.question_of = before
 
 
 def difference(plain: Run, ours: Run) -> str | None:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from memscale.layers import find_layers
+from memscale.model.layers import find_layers
 
 
 class StandIn:

@@ -13,16 +13,16 @@ from torch import nn
 
 import memscale
 from memscale.benchmarks import _budget_case, budget
-from memscale.benchmarks._budget_case import (
+from memscale.benchmarks.budget_case import (
     Bench,
     Effort,
     budgets_between,
     measure_case,
     uniform_variants,
 )
-from memscale.benchmarks._recompute_case import Case, checkpointed
 from memscale.benchmarks.models import BENCHMARK_MODELS, BenchmarkModel
-from memscale.layers import find_layers
+from memscale.benchmarks.recompute_case import Case, checkpointed
+from memscale.model.layers import find_layers
 
 _BATCH, _WIDTH, _INNER, _BLOCKS = 512, 64, 256, 4
 _FLOAT = 4

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from memscale.benchmarks import optimizer
-from memscale.benchmarks._optimizer_peers import CONTESTANTS, Contestant, state_bytes
+from memscale.benchmarks.optimizer_peers import CONTESTANTS, Contestant, state_bytes
 from memscale.optim import AdamW8bit
 from optim_cases import make_params, train
 

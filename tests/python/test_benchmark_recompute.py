@@ -12,7 +12,8 @@ import torch
 from torch import nn
 
 from memscale.benchmarks import _recompute_case, recompute
-from memscale.benchmarks._recompute_case import (
+from memscale.benchmarks.models import BENCHMARK_MODELS, BenchmarkModel
+from memscale.benchmarks.recompute_case import (
     CASES,
     QUICK_CASES,
     VARIANTS,
@@ -22,9 +23,8 @@ from memscale.benchmarks._recompute_case import (
     order_of,
     spread,
 )
-from memscale.benchmarks._recompute_cost import measure_cost
-from memscale.benchmarks.models import BENCHMARK_MODELS, BenchmarkModel
-from memscale.layers import find_layers
+from memscale.benchmarks.recompute_cost import measure_cost
+from memscale.model.layers import find_layers
 
 pytestmark = pytest.mark.usefixtures("sim")
 

@@ -248,7 +248,7 @@ def test_moved_after_wrap(mode: Mode, sim: torch.device) -> None:
 
 def test_changing_shapes_are_planned_once_each(monkeypatch: pytest.MonkeyPatch) -> None:
     """A batch that is nowhere larger than one before needs no plan of its own."""
-    from memscale import _planner as module
+    from memscale.attach import planner as module
 
     calls = []
     question_of = module.question_of

@@ -30,7 +30,8 @@ from compat_twins import (
     untouched_process,  # noqa: F401
 )
 from memscale import OptimizationMode as Mode
-from memscale import _hook_stack, replay
+from memscale import replay
+from memscale.calls import hook_stack
 from never_wrapped import assert_as_never_wrapped
 
 # ---- threads ----
@@ -49,7 +50,7 @@ def in_threads(*works: Callable[[], object]) -> None:
         try:
             start.wait()
             work()
-            assert _hook_stack.top() is None
+            assert hook_stack.top() is None
         except BaseException as error:
             errors.append(error)
 

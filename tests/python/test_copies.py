@@ -18,7 +18,7 @@ import pytest
 import torch
 from torch import nn
 
-from memscale._copies import CannotCopy, Copies, is_library
+from memscale.trace.copies import CannotCopy, Copies, is_library
 
 
 def copied(value: Any) -> Any:

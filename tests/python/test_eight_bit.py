@@ -15,10 +15,10 @@ from torch.optim.optimizer import _global_optimizer_pre_hooks
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import memscale
-from memscale import Config, OptimizationMode, _bitsandbytes
+from memscale import Config, OptimizationMode
 from memscale._C import Timeline, plan_for, step_under
-from memscale.optim import AdamW8bit, is_8bit
-from memscale.planning import question_of
+from memscale.optim import AdamW8bit, bitsandbytes, is_8bit
+from memscale.planning.plan import question_of
 from memscale.techniques import optimizer_state
 from replay_twins import Block
 
@@ -442,7 +442,7 @@ def test_a_step_by_a_kernel_has_no_price() -> None:
 def test_a_card_steps_by_bitsandbytes_if_that_is_there(
     installed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_bitsandbytes, "find", lambda: installed or None)
+    monkeypatch.setattr(bitsandbytes, "find", lambda: installed or None)
     mode = OptimizationMode.AGGRESSIVE
     config = Config(mode=mode, force_optimize=True)
     batch = torch.randn(ROWS, WIDTH)

@@ -18,8 +18,9 @@ from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
 import memscale
-from memscale import Config, _optim_state
+from memscale import Config
 from memscale.optim import AdamW8bit, from_8bit, is_8bit, to_8bit
+from memscale.optim import state as optim_state
 from optim_cases import all_params, assert_same, make_params, train
 from replay_twins import Block
 
@@ -184,7 +185,7 @@ def test_a_failed_conversion_leaves_the_scales(monkeypatch: Any) -> None:
     ours = AdamW8bit(make_params())
     train(ours)
     theirs = _loaded(torch.float32, ours)
-    convert, done = _optim_state.to_8bit, []
+    convert, done = optim_state.to_8bit, []
 
     def fails(p: Any, state: Any) -> Any:
         if done:
@@ -193,7 +194,7 @@ def test_a_failed_conversion_leaves_the_scales(monkeypatch: Any) -> None:
         return convert(p, state)
 
     with monkeypatch.context() as broken:
-        broken.setattr(_optim_state, "to_8bit", fails)
+        broken.setattr(optim_state, "to_8bit", fails)
         with pytest.raises(torch.OutOfMemoryError):
             to_8bit(theirs)
     assert done

@@ -14,8 +14,8 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 import memscale
-from memscale._optimizer_step import optimizer_names
 from memscale.benchmarks.measure import measure_peak
+from memscale.trace.optimizer_step import optimizer_names
 from models import loss_of, mlp
 
 # Loaded before the first backward: autograd's engine counts devices there, once.

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from memscale._fake import DATA_DEPENDENT_ERRORS, KnownIntegersMode
+from memscale.trace.fake_tensors import DATA_DEPENDENT_ERRORS, KnownIntegersMode
 
 CPU = torch.device("cpu")
 

@@ -24,7 +24,7 @@ from transformers import (
 )
 
 import memscale
-from memscale.inputs import STAND_IN, build_call, describe, find_loss, read_call
+from memscale.model.inputs import STAND_IN, build_call, describe, find_loss, read_call
 
 # Loaded before the first backward: autograd's engine counts devices there, once.
 pytestmark = pytest.mark.usefixtures("sim")

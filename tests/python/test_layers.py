@@ -8,7 +8,7 @@ from torch import nn
 
 import memscale
 import models
-from memscale.layers import find_layers
+from memscale.model.layers import find_layers
 
 # Loaded before the first backward: autograd's engine counts devices there, once.
 pytestmark = pytest.mark.usefixtures("sim")

@@ -10,10 +10,11 @@ import torch
 from torch import nn
 
 import memscale
-from memscale import Config, ledger, replay
+from memscale import Config, replay
 from memscale._C import CostModel, OpTimes, Tolerance
-from memscale._find_optimizer import find_optimizer
-from memscale.layers import find_layers
+from memscale.attach import ledger
+from memscale.model.layers import find_layers
+from memscale.model.optimizers import find_optimizer
 from replay_twins import Block
 
 WIDTH, ROWS = 128, 512
@@ -210,8 +211,12 @@ def test_a_failed_wrap_leaves_the_old_one() -> None:
     before = _executor(model)
     with pytest.raises(memscale.PlanError):
         memscale.wrap(model, Config(plan="{}"))
-    with pytest.raises(memscale.ConfigError, match="enable_checkpointing"):
-        memscale.wrap(model, Config(plan="{}", enable_checkpointing=False))
+    plan = memscale.plan(
+        model, torch.randn(ROWS, WIDTH), "sgd", Config(force_optimize=True)
+    )
+    assert any(layer.policy != "keep" for layer in plan.layers)
+    with pytest.raises(memscale.ConfigError, match="enable_checkpointing must not"):
+        memscale.wrap(model, Config(plan=plan, enable_checkpointing=False))
     assert _executor(model) is before
 
 

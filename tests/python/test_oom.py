@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 import memscale
-from memscale._oom_place import read_message
-from memscale.oom import OomReport, explain_oom
+from memscale.estimation.oom import OomReport, explain_oom
+from memscale.estimation.oom_place import read_message
 
 MakeDevice = Callable[[int | str], torch.device]
 

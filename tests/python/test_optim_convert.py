@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 import memscale
-from memscale import _bitsandbytes, _optim_state
-from memscale.optim import Adam8bit, AdamW8bit, from_8bit, to_8bit
+from memscale.optim import Adam8bit, AdamW8bit, bitsandbytes, from_8bit, to_8bit
+from memscale.optim import state as optim_state
 from optim_cases import all_params, assert_same, make_params, set_gradients, train
 
 # Loaded before the first backward: autograd's engine counts devices there, once.
@@ -217,8 +217,8 @@ def test_to_8bit_is_never_half(monkeypatch: Any, calls: int) -> None:
     optimizer, plain = (torch.optim.AdamW(make_params()) for _ in range(2))
     train(optimizer)
     train(plain)
-    fails = failing_after(calls, _optim_state.to_8bit)
-    monkeypatch.setattr(_optim_state, "to_8bit", fails)
+    fails = failing_after(calls, optim_state.to_8bit)
+    monkeypatch.setattr(optim_state, "to_8bit", fails)
     with pytest.raises(torch.OutOfMemoryError):
         to_8bit(optimizer)
     assert type(optimizer) is torch.optim.AdamW
@@ -239,8 +239,8 @@ def test_from_8bit_is_never_half(monkeypatch: Any, calls: int, dtype: Any) -> No
     optimizer, plain = (AdamW8bit(make_params(dtype)) for _ in range(2))
     train(optimizer)
     train(plain)
-    fails = failing_after(calls, _optim_state.as_torch)
-    monkeypatch.setattr(_optim_state, "as_torch", fails)
+    fails = failing_after(calls, optim_state.as_torch)
+    monkeypatch.setattr(optim_state, "as_torch", fails)
     with pytest.raises(torch.OutOfMemoryError):
         from_8bit(optimizer)
     assert_same(optimizer, plain)
@@ -267,13 +267,13 @@ def test_the_largest_goes_first(monkeypatch: Any) -> None:
     optimizer = torch.optim.AdamW(make_params(sizes=((5000,), (90, 90), (4096,))))
     train(optimizer)
     sizes = []
-    convert = _optim_state.to_8bit
+    convert = optim_state.to_8bit
 
     def noting(p: Tensor, state: Any) -> Any:
         sizes.append(p.numel())
         return convert(p, state)
 
-    monkeypatch.setattr(_optim_state, "to_8bit", noting)
+    monkeypatch.setattr(optim_state, "to_8bit", noting)
     to_8bit(optimizer)
     assert sizes == [8100, 5000, 4096]
 
@@ -313,10 +313,10 @@ def stand_in(monkeypatch: Any) -> Iterator[list[dict[str, Any]]]:
     package = types.ModuleType("bitsandbytes")
     monkeypatch.setitem(sys.modules, "bitsandbytes", package)
     monkeypatch.setitem(sys.modules, "bitsandbytes.functional", functional)
-    monkeypatch.setattr(_bitsandbytes, "DEVICES", frozenset({"cpu"}))
-    _bitsandbytes.find.cache_clear()
+    monkeypatch.setattr(bitsandbytes, "DEVICES", frozenset({"cpu"}))
+    bitsandbytes.find.cache_clear()
     yield calls
-    _bitsandbytes.find.cache_clear()
+    bitsandbytes.find.cache_clear()
 
 
 def test_bitsandbytes_steps_our_state(stand_in: list[dict[str, Any]]) -> None:
@@ -367,9 +367,9 @@ def test_another_bitsandbytes(stand_in: list[Any], update: Any) -> None:
     functional = sys.modules["bitsandbytes.functional"]
     functional.optimizer_update_8bit_blockwise = update
     train(AdamW8bit(make_params()))
-    assert _bitsandbytes.find() is None
+    assert bitsandbytes.find() is None
     assert not stand_in
 
 
 def test_bitsandbytes_is_for_cuda() -> None:
-    assert frozenset({"cuda"}) == _bitsandbytes.DEVICES
+    assert frozenset({"cuda"}) == bitsandbytes.DEVICES

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 import memscale
-from memscale import _optim_state
 from memscale.optim import Adam8bit, AdamW8bit
+from memscale.optim import state as optim_state
 from optim_cases import all_params, assert_same, make_params, train
 
 # Loaded before the first backward: autograd's engine counts devices there, once.
@@ -173,13 +173,13 @@ def test_saving_leaves_the_live_state_in_place(monkeypatch: Any) -> None:
     ours = AdamW8bit(make_params())
     train(ours)
     live, seen, saved = ours.state, [], []
-    plain = _optim_state.as_saved
+    plain = optim_state.as_saved
 
     def slow(*args: Any) -> Any:
         seen.append(ours.state is live and len(live) == 3)
         return plain(*args)
 
-    monkeypatch.setattr(_optim_state, "as_saved", slow)
+    monkeypatch.setattr(optim_state, "as_saved", slow)
     ours.register_state_dict_post_hook(lambda *_: seen.append(ours.state is live))
     threads = [
         threading.Thread(target=lambda: saved.append(ours.state_dict()))

@@ -12,8 +12,10 @@ import torch
 
 import memscale
 from compat_twins import copy_of, untouched_process  # noqa: F401
-from memscale import Config, PlanError, _planner, estimator
+from memscale import Config, PlanError
 from memscale._C import Plan
+from memscale.attach import planner
+from memscale.estimation import estimate
 from never_wrapped import assert_as_never_wrapped
 from test_plan_budget import Blocks, _batch, _model
 
@@ -50,8 +52,8 @@ def test_a_plan_is_followed_without_tracing(
     def trace(*args: Any, **options: Any) -> None:
         raise AssertionError("it was traced")
 
-    monkeypatch.setattr(estimator, "trace_step", trace)
-    monkeypatch.setattr(_planner, "estimate_step", trace)
+    monkeypatch.setattr(estimate, "trace_step", trace)
+    monkeypatch.setattr(planner, "estimate_step", trace)
     model = _model()
     twin = copy_of(model)
     memscale.wrap(model, Config(plan=sources[kind]))

@@ -25,7 +25,7 @@ import torch
 import memscale
 from memscale import Config
 from memscale._C import Plan, Question, StepFacts, Target, Trace, plan_for
-from memscale.estimator import Estimate
+from memscale.estimation.estimate import Estimate
 from plan_cases import GOLDEN, golden
 
 _FOLDER = Path(__file__).parent.parent / "golden"

@@ -19,11 +19,12 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 import memscale
 from compat_twins import executor_of
-from memscale import Config, _leaks
-from memscale._copies import Copies
-from memscale._untouched import Untouched
-from memscale.inputs import Call
-from memscale.tracing import CannotCopy
+from memscale import Config
+from memscale.model.inputs import Call
+from memscale.trace import leaks
+from memscale.trace.copies import Copies
+from memscale.trace.static import CannotCopy
+from memscale.trace.untouched import Untouched
 
 WIDTH = 16
 
@@ -421,7 +422,7 @@ def test_fakes_are_taken_out_of_libraries(
             cached(y)
         return 1.0
 
-    monkeypatch.setattr("memscale._untouched.is_library", lambda module: True)
+    monkeypatch.setattr("memscale.trace.untouched.is_library", lambda module: True)
     planned(Layer(keep))
     assert kept in ([1], {0: 1}, {1}, None)
     assert cached.cache_info().currsize == 0
@@ -435,7 +436,7 @@ def test_fakes_that_stay_are_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
         Library.held = y
         return 1.0
 
-    monkeypatch.setattr("memscale._untouched.is_library", lambda module: True)
+    monkeypatch.setattr("memscale.trace.untouched.is_library", lambda module: True)
     with pytest.raises(memscale.TraceError, match="kept by code of a library"):
         memscale.estimate(Layer(keep), batch())
     Library.held = None
@@ -445,7 +446,7 @@ def test_nothing_stays_frozen() -> None:
     gc.unfreeze()
     planned(Layer(lambda y: 1.0))
     assert gc.get_freeze_count() == 0
-    with _leaks.only_new_objects(), _leaks.only_new_objects():
+    with leaks.only_new_objects(), leaks.only_new_objects():
         assert gc.get_freeze_count() > 0
     assert gc.get_freeze_count() == 0
 

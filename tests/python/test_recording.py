@@ -16,12 +16,12 @@ from transformers import BertConfig, BertForMaskedLM
 
 import memscale
 import models
-from memscale import estimator
 from memscale._C import Timeline, Trace
 from memscale.benchmarks.measure import measure_peak
-from memscale.inputs import Call, read_call
-from memscale.recording import record_step
-from memscale.tracing import CannotTrace, _StaticTracer
+from memscale.estimation import estimate
+from memscale.model.inputs import Call, read_call
+from memscale.trace.recording import record_step
+from memscale.trace.static import CannotTrace, _StaticTracer
 
 # Loaded before the first backward: autograd's engine counts devices there, once.
 pytestmark = pytest.mark.usefixtures("sim")
@@ -186,7 +186,7 @@ def warnings_of(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[[], list[str]]:
     monkeypatch.setattr(logging.getLogger("memscale"), "propagate", True)
-    estimator._log_once.cache_clear()
+    estimate._log_once.cache_clear()
     return lambda: [
         record.getMessage()
         for record in caplog.records

@@ -21,11 +21,11 @@ from transformers import (
 
 import memscale
 import models
-from memscale import _repeat
 from memscale._C import Timeline
-from memscale._repeat import NotRepeatable, equal_groups
-from memscale.inputs import read_call
-from memscale.tracing import TracedStep, _StaticTracer
+from memscale.model.inputs import read_call
+from memscale.trace import repeated_layers
+from memscale.trace.repeated_layers import NotRepeatable, equal_groups
+from memscale.trace.static import TracedStep, _StaticTracer
 
 # Loaded before the first backward: autograd's engine counts devices there, once.
 pytestmark = pytest.mark.usefixtures("sim")
@@ -392,13 +392,13 @@ def or_one_by_one(traced: _StaticTracer) -> TracedStep:
 def count_repeats(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The layers, by index, that were not run."""
     seen: list[int] = []
-    original = _repeat.Row._repeat
+    original = repeated_layers.Row._repeat
 
     def counted(self: Any, index: int, tensors: Any) -> Any:
         seen.append(index)
         return original(self, index, tensors)
 
-    monkeypatch.setattr(_repeat.Row, "_repeat", counted)
+    monkeypatch.setattr(repeated_layers.Row, "_repeat", counted)
     return seen
 
 

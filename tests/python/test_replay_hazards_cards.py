@@ -18,7 +18,7 @@ from torch import Tensor, nn
 import memscale
 from memscale import _C, _simdev, replay
 from memscale._C import OpTimes, TapeRules, replayed_step
-from memscale.layers import find_layers
+from memscale.model.layers import find_layers
 from replay_cases import (
     ON_SIM,
     ROWS,

@@ -1,7 +1,7 @@
 """Tensors of custom Functions that their ranges do not name.
 
 A Function is given tensors inside of lists, and its backward writes into what it
-saved, both by kernels that torch does not see: runtime/unseen_writes.h.
+saved, both by kernels that torch does not see: runtime/observe/unseen_writes.h.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Writers whose schema does not tell: runtime/unseen_writes.h.
+"""Writers whose schema does not tell: runtime/observe/unseen_writes.h.
 
 Foreign operators (collectives), custom Functions with kernels of their own,
 and backwards that write into what they saved.

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from memscale import replay
-from memscale.inputs import read_call
-from memscale.layers import find_layers
-from memscale.recording import record_step
+from memscale.model.inputs import read_call
+from memscale.model.layers import find_layers
+from memscale.trace.recording import record_step
 from replay_training import ARCHITECTURES, first_difference, train
 
 # Loaded before the first backward: autograd's engine counts devices there, once.

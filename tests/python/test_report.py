@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 import memscale
-from memscale._tables import exact, layer_label, table
-from memscale.report import estimate_text
+from memscale.estimation.text import estimate_text
+from memscale.report.tables import exact, layer_label, table
 
 
 @pytest.fixture(scope="module")

@@ -22,8 +22,8 @@ _SUFFIXES = {".h", ".cpp", ".cu", ".cuh", ".inc", ".py", ".pyi"}
 
 # Files that name techniques because users do: fields, attributes of plans, files.
 _PUBLIC = (
-    "src/memscale/core/config.*",  # fields
-    "src/memscale/core/plan_json.cpp",  # files of version 1
+    "src/memscale/core/config/config.*",  # fields
+    "src/memscale/core/plan/plan_json.cpp",  # files of version 1
     "src/memscale/core/techniques/table.*",
     "src/memscale/bindings/bind_core.cpp",  # fields
     "src/memscale/bindings/bind_decision.cpp",  # attributes of plans
@@ -49,14 +49,12 @@ _TECHNIQUES = {
         (
             "src/memscale/core/techniques/optimizer_state.*",
             "src/memscale/kernels/*",
-            "src/memscale/runtime/optimizer*",
+            "src/memscale/runtime/optimizer/*",
             "src/memscale/bindings/bind_runtime.cpp",  # of the kernels
             "python/memscale/techniques/optimizer_state.py",
-            "python/memscale/optim.py",
-            "python/memscale/_optim_*.py",
-            "python/memscale/_bitsandbytes.py",
+            "python/memscale/optim/*",
             # What would help after an out-of-memory error.
-            "python/memscale/_oom_options.py",
+            "python/memscale/estimation/oom_options.py",
         ),
     ),
     "use_cache": Words(
@@ -74,7 +72,7 @@ _TECHNIQUES = {
             "src/memscale/core/techniques/recompute.cpp",
             # Its choices are rules of tapes, which the planner searches.
             "src/memscale/core/plan/tape_choice.*",
-            "src/memscale/core/plan.cpp",
+            "src/memscale/core/plan/plan.cpp",
             "python/memscale/techniques/recompute.py",
         ),
     ),

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from memscale._verify_compare import difference, named_tensors, within
+from memscale.verify.compare import difference, named_tensors, within
 
 NAN, INF = math.nan, math.inf
 

@@ -13,9 +13,9 @@ from torch import nn
 import memscale
 import models
 from memscale import _C
-from memscale._verify_fit import shorter, smaller
-from memscale.inputs import Call
+from memscale.model.inputs import Call
 from memscale.verify import verify_correctness as verify
+from memscale.verify.fit import shorter, smaller
 from stand_in import Block, StandIn, batch, net
 
 # Loaded before the first backward: autograd's engine counts devices there, once.

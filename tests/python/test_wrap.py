@@ -27,8 +27,10 @@ from compat_twins import (
     steps,
     untouched_process,  # noqa: F401
 )
-from memscale import Config, PlanError, _hook_stack
+from memscale import Config, PlanError
 from memscale import OptimizationMode as Mode
+from memscale.attach import planner
+from memscale.calls import hook_stack
 from never_wrapped import assert_as_never_wrapped
 
 # ---- wrap and detach ----
@@ -221,14 +223,13 @@ def test_optimize_with_detach_and_wrap_inside() -> None:
 
 
 def test_interrupt_while_planning(monkeypatch: pytest.MonkeyPatch) -> None:
-    from memscale import _planner
 
     def interrupted(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
     model = make()
     twin = copy_of(model)
-    monkeypatch.setattr(_planner, "question_of", interrupted)
+    monkeypatch.setattr(planner, "question_of", interrupted)
     with pytest.raises(KeyboardInterrupt):
         memscale.wrap(model, sample_input=batch())
     assert_as_never_wrapped(model, twin)
@@ -278,10 +279,10 @@ def test_exception_in_a_step(
         if then == "evaluate":
             with torch.no_grad():
                 record("evaluated", model(batch()))
-            assert _hook_stack.top() is None
+            assert hook_stack.top() is None
         elif then == "detach" and hasattr(model, "_memscale_executor"):
             memscale.detach(model)
-            assert _hook_stack.top() is None
+            assert hook_stack.top() is None
         steps()(model, record)
 
     plain = make(lambda: Net(block=Interrupted))

@@ -21,7 +21,8 @@ from compat_twins import (
     steps,
     untouched_process,  # noqa: F401
 )
-from memscale import Config, InputError, _hook_stack, replay
+from memscale import Config, InputError, replay
+from memscale.calls import hook_stack
 from memscale.config import AsyncOffloadConfig
 from never_wrapped import assert_as_never_wrapped
 
@@ -59,7 +60,7 @@ def _refused(model: nn.Module, error: type[Exception], text: str, **how: Any) ->
     assert "\n" not in str(info.value)
     assert not hasattr(model, "_memscale_executor")
     assert sum(len(m._forward_pre_hooks) for m in model.modules()) == hooks
-    assert _hook_stack._num_attached == 0
+    assert hook_stack._num_attached == 0
     if twin is not None:
         assert_as_never_wrapped(model, twin)
 

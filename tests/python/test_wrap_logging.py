@@ -19,7 +19,8 @@ from compat_twins import (
     make,
     untouched_process,  # noqa: F401
 )
-from memscale import Config, _progress, logs
+from memscale import Config, logs
+from memscale.report import progress
 
 # How the text of a plan begins.
 WITH_PLAN = "Net with float32[320, 64]"
@@ -129,7 +130,7 @@ def test_on_stderr_without_any_set_up() -> None:
 def test_progress_on_a_terminal_only(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_progress, "_PATIENCE", 0.0)
+    monkeypatch.setattr(progress, "_PATIENCE", 0.0)
     started: list[str] = []
 
     class Status:
@@ -149,7 +150,7 @@ def test_progress_on_a_terminal_only(
         def status(self, text: str) -> Status:
             return Status(text)
 
-    monkeypatch.setattr(_progress, "Console", Console)
+    monkeypatch.setattr(progress, "Console", Console)
     model = memscale.wrap(make(), sample_input=batch())
     assert started == []
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)

@@ -19,9 +19,9 @@ from typing import Any
 import torch
 
 from memscale import simdev
-from memscale.benchmarks._budget_case import Effort, measure_case
-from memscale.benchmarks._recompute_case import Case
+from memscale.benchmarks.budget_case import Effort, measure_case
 from memscale.benchmarks.goals import Goal, Report
+from memscale.benchmarks.recompute_case import Case
 
 __all__ = ["CASES", "QUICK_CASES", "budget_goals", "run"]
 

@@ -15,14 +15,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from memscale.benchmarks._optimizer_peers import (
+from memscale.benchmarks.goals import Goal, Report
+from memscale.benchmarks.optimizer_peers import (
     CONTESTANTS,
     Contestant,
     install,
     state_bytes,
 )
-from memscale.benchmarks._recompute_case import order_of, spread
-from memscale.benchmarks.goals import Goal, Report
+from memscale.benchmarks.recompute_case import order_of, spread
 from memscale.memory import track
 
 __all__ = ["measure", "optimizer_goals", "run"]

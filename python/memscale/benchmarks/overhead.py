@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from memscale._C import Recorder
-from memscale._recorded import unpack
+from memscale.trace.told import unpack
 
 __all__ = ["measure"]
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from memscale.benchmarks._recompute_case import CASES, QUICK_CASES, Case, measure_case
-from memscale.benchmarks._recompute_cost import measure_cost
 from memscale.benchmarks.goals import Goal, Report
+from memscale.benchmarks.recompute_case import CASES, QUICK_CASES, Case, measure_case
+from memscale.benchmarks.recompute_cost import measure_cost
 
 __all__ = ["case_goals", "cost_goals", "run"]
 

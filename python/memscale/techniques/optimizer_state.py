@@ -16,12 +16,12 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 import torch
 from torch import nn
 
-from memscale._bitsandbytes import steps_in_pieces
 from memscale._C import Choice, Plan, Recorder
-from memscale._find_optimizer import holds_parameters, innermost_optimizer
-from memscale._optim_adam import OPTIONS, EightBit
-from memscale._optimizer_steps import stop_watching, watch
+from memscale.calls.optimizer_steps import stop_watching, watch
+from memscale.model.optimizers import holds_parameters, innermost_optimizer
 from memscale.optim import from_8bit, is_8bit, to_8bit
+from memscale.optim.adam import OPTIONS, EightBit
+from memscale.optim.bitsandbytes import steps_in_pieces
 
 __all__ = ["EightBitState", "OptimizerState"]
 

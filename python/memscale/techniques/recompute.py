@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from memscale import replay
-from memscale._before_call import BeforeCall
 from memscale._C import Choice, Plan, Recorder
+from memscale.calls.before_call import BeforeCall
 
 __all__ = ["Recompute"]
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from memscale._before_call import BeforeCall
 from memscale._C import Choice
+from memscale.calls.before_call import BeforeCall
 from memscale.techniques.optimizer_state import OptimizerState
 from memscale.techniques.recompute import Recompute
 from memscale.techniques.technique import Technique

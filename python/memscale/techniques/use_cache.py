@@ -26,9 +26,9 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from memscale import _call_events
 from memscale._C import Choice, Error, Plan, Recorder, format_bytes
-from memscale.inputs import tensors_in
+from memscale.calls import call_events
+from memscale.model.inputs import tensors_in
 
 __all__ = ["Caches", "ForgottenError", "UseCache", "as_wrapped", "off"]
 
@@ -272,7 +272,7 @@ def _entered(call: _Call) -> Iterator[None]:
         if _num_calls == 1:
             _watch_caches()
     try:
-        with _call_events.listening(call):
+        with call_events.listening(call):
             yield
     finally:
         with _lock:
@@ -284,7 +284,7 @@ def _entered(call: _Call) -> Iterator[None]:
 
 
 def _current() -> _Call | None:
-    call = _call_events.current()
+    call = call_events.current()
     return call if isinstance(call, _Call) else None
 
 
@@ -386,4 +386,4 @@ def _turned_off(configs: list[Any]) -> Iterator[None]:
             config.use_cache = True
 
 
-_call_events.guard_repeated_layers(off)
+call_events.guard_repeated_layers(off)

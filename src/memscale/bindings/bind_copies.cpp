@@ -1,6 +1,6 @@
 // Deep copies of Python's own containers, as fast as their elements can be
 // visited: a vocabulary of 300,000 entries takes hundredths of a second, where
-// copy.deepcopy takes seconds. See memscale/_copies.py.
+// copy.deepcopy takes seconds. See memscale/trace/copies.py.
 #include <torch/csrc/utils/pybind.h>
 
 #include <string>

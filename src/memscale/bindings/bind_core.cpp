@@ -19,11 +19,11 @@
 #include "memscale/base/error.h"
 #include "memscale/base/log.h"
 #include "memscale/bindings/bindings.h"
-#include "memscale/core/config.h"
-#include "memscale/core/hardware.h"
-#include "memscale/core/host.h"
-#include "memscale/core/known_devices.h"
-#include "memscale/core/plan.h"
+#include "memscale/core/config/config.h"
+#include "memscale/core/hardware/hardware.h"
+#include "memscale/core/hardware/host.h"
+#include "memscale/core/hardware/known_devices.h"
+#include "memscale/core/plan/plan.h"
 
 namespace py = pybind11;
 

@@ -12,14 +12,14 @@
 
 #include "memscale/base/enum_names.h"
 #include "memscale/bindings/bindings.h"
-#include "memscale/core/config.h"
-#include "memscale/core/decision.h"
-#include "memscale/core/op_times.h"
-#include "memscale/core/plan.h"
+#include "memscale/core/config/config.h"
+#include "memscale/core/plan/decision.h"
+#include "memscale/core/plan/plan.h"
 #include "memscale/core/plan/question.h"
 #include "memscale/core/plan/tape_choice.h"
 #include "memscale/core/plan/technique.h"
 #include "memscale/core/techniques/optimizer_state.h"
+#include "memscale/core/time/op_times.h"
 
 namespace py = pybind11;
 

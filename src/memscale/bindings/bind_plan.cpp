@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "memscale/bindings/bindings.h"
-#include "memscale/core/replayed_step.h"
+#include "memscale/core/predict/replayed_step.h"
 
 namespace py = pybind11;
 

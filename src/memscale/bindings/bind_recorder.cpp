@@ -11,10 +11,10 @@
 
 #include "memscale/base/enum_names.h"
 #include "memscale/bindings/bindings.h"
-#include "memscale/core/repeat.h"
-#include "memscale/core/trace.h"
-#include "memscale/runtime/recorder.h"
-#include "memscale/runtime/saved_tensor.h"
+#include "memscale/core/trace/repeat.h"
+#include "memscale/core/trace/trace.h"
+#include "memscale/runtime/record/recorder.h"
+#include "memscale/runtime/replay/saved_tensor.h"
 
 namespace py = pybind11;
 

@@ -15,12 +15,12 @@
 #include "memscale/bindings/bindings.h"
 #include "memscale/bindings/function_tensors.h"
 #include "memscale/bindings/save_object.h"
-#include "memscale/core/op_times.h"
-#include "memscale/core/replay_rules.h"
 #include "memscale/core/tape/locked_tape.h"
-#include "memscale/runtime/kernel_flags.h"
-#include "memscale/runtime/op_timer.h"
-#include "memscale/runtime/replay.h"
+#include "memscale/core/tape/tape_rules.h"
+#include "memscale/core/time/op_times.h"
+#include "memscale/runtime/observe/kernel_flags.h"
+#include "memscale/runtime/replay/op_timer.h"
+#include "memscale/runtime/replay/replay.h"
 
 namespace py = pybind11;
 

@@ -1,10 +1,11 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include "memscale/bindings/bindings.h"
+#include "memscale/core/ops/workspace/adam.h"
 #include "memscale/core/techniques/optimizer_state.h"
 #include "memscale/hostmem/host_allocator.h"
-#include "memscale/runtime/memory_tracker.h"
-#include "memscale/runtime/optimizer.h"
+#include "memscale/runtime/observe/memory_tracker.h"
+#include "memscale/runtime/optimizer/optimizer.h"
 
 namespace memscale {
 

@@ -11,10 +11,10 @@
 
 #include "memscale/base/enum_names.h"
 #include "memscale/bindings/bindings.h"
-#include "memscale/core/cuts.h"
-#include "memscale/core/layer_graph.h"
+#include "memscale/core/cuts/cuts.h"
+#include "memscale/core/cuts/layer_graph.h"
 #include "memscale/core/solver/solver.h"
-#include "memscale/core/trace.h"
+#include "memscale/core/trace/trace.h"
 
 namespace py = pybind11;
 

@@ -11,11 +11,11 @@
 
 #include "memscale/base/enum_names.h"
 #include "memscale/bindings/bindings.h"
-#include "memscale/core/fit.h"
+#include "memscale/core/hardware/fit.h"
 #include "memscale/core/ops/op_table.h"
-#include "memscale/core/timeline.h"
-#include "memscale/core/trace.h"
-#include "memscale/core/trace_json.h"
+#include "memscale/core/trace/timeline.h"
+#include "memscale/core/trace/trace.h"
+#include "memscale/core/trace/trace_json.h"
 
 namespace py = pybind11;
 

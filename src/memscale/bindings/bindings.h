@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "memscale/base/bytes.h"
-#include "memscale/core/hardware.h"
+#include "memscale/core/hardware/hardware.h"
 
 // One function per binding file; module.cpp calls them in this order. Every
 // binding file includes this header, so that all of them see the same casters.

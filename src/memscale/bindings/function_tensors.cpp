@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "memscale/bindings/bindings.h"
-#include "memscale/runtime/unseen_writes.h"
+#include "memscale/runtime/observe/unseen_writes.h"
 
 namespace py = pybind11;
 

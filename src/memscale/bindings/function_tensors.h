@@ -2,7 +2,7 @@
 
 namespace memscale {
 
-// Tells runtime/unseen_writes.h what Python knows of custom Functions.
+// Tells runtime/observe/unseen_writes.h what Python knows of custom Functions.
 void look_into_functions();
 
 }  // namespace memscale

@@ -4,7 +4,7 @@
 
 #include <memory>
 
-#include "memscale/runtime/replay.h"
+#include "memscale/runtime/replay/replay.h"
 
 namespace memscale {
 

@@ -1,4 +1,4 @@
-#include "memscale/core/config.h"
+#include "memscale/core/config/config.h"
 
 #include <gtest/gtest.h>
 

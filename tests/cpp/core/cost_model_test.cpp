@@ -1,4 +1,4 @@
-#include "memscale/core/cost_model.h"
+#include "memscale/core/time/cost_model.h"
 
 #include <gtest/gtest.h>
 
@@ -6,7 +6,7 @@
 #include <string>
 #include <string_view>
 
-#include "memscale/core/known_devices.h"
+#include "memscale/core/hardware/known_devices.h"
 
 namespace memscale {
 namespace {

@@ -8,9 +8,9 @@
 
 #include "memscale/base/error.h"
 #include "memscale/core/predict/trace_uses.h"
-#include "memscale/core/step_schedule.h"
 #include "memscale/core/tape/model_call.h"
 #include "memscale/core/tape/tape.h"
+#include "memscale/core/trace/step_schedule.h"
 
 namespace memscale {
 namespace {

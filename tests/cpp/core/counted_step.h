@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "memscale/core/replay_rules.h"
-#include "memscale/core/trace.h"
+#include "memscale/core/tape/tape_rules.h"
+#include "memscale/core/trace/trace.h"
 
 namespace memscale {
 

@@ -4,8 +4,8 @@
 #include <algorithm>
 #include <vector>
 
-#include "memscale/core/cuts.h"
-#include "memscale/core/wide.h"
+#include "memscale/base/wide.h"
+#include "memscale/core/cuts/cuts.h"
 
 namespace memscale {
 namespace {

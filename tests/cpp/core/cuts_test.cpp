@@ -1,4 +1,4 @@
-#include "memscale/core/cuts.h"
+#include "memscale/core/cuts/cuts.h"
 
 #include <gtest/gtest.h>
 
@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "memscale/base/error.h"
-#include "memscale/core/min_cut.h"
+#include "memscale/core/cuts/min_cut.h"
 
 namespace memscale {
 namespace {

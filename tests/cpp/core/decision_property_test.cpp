@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "decision_samples.h"
-#include "memscale/core/decision.h"
+#include "memscale/core/plan/decision.h"
 #include "synthetic_step.h"
 
 namespace memscale {

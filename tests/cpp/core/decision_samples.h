@@ -5,10 +5,10 @@
 #include <vector>
 
 #include "memscale/base/error.h"
-#include "memscale/core/decision.h"
-#include "memscale/core/layer_choices.h"
+#include "memscale/core/plan/decision.h"
+#include "memscale/core/plan/layer_choices.h"
 #include "memscale/core/plan/technique.h"
-#include "memscale/core/timeline.h"
+#include "memscale/core/trace/timeline.h"
 #include "tiny_program.h"
 
 namespace memscale {

@@ -1,4 +1,4 @@
-#include "memscale/core/decision.h"
+#include "memscale/core/plan/decision.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "memscale/core/fit.h"
+#include "memscale/core/hardware/fit.h"
 
 #include <gtest/gtest.h>
 

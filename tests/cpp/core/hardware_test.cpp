@@ -1,4 +1,4 @@
-#include "memscale/core/hardware.h"
+#include "memscale/core/hardware/hardware.h"
 
 #include <gtest/gtest.h>
 
@@ -6,7 +6,7 @@
 #include <string>
 
 #include "memscale/base/error.h"
-#include "memscale/core/known_devices.h"
+#include "memscale/core/hardware/known_devices.h"
 
 namespace memscale {
 namespace {

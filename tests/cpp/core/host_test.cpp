@@ -1,4 +1,4 @@
-#include "memscale/core/host.h"
+#include "memscale/core/hardware/host.h"
 
 #include <gtest/gtest.h>
 #include <unistd.h>

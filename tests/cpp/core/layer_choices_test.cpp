@@ -1,4 +1,4 @@
-#include "memscale/core/layer_choices.h"
+#include "memscale/core/plan/layer_choices.h"
 
 #include <gtest/gtest.h>
 
@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "decision_samples.h"
-#include "memscale/core/replayed_step.h"
+#include "memscale/core/predict/replayed_step.h"
 
 namespace memscale {
 namespace {

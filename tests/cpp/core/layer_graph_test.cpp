@@ -1,4 +1,4 @@
-#include "memscale/core/layer_graph.h"
+#include "memscale/core/cuts/layer_graph.h"
 
 #include <gtest/gtest.h>
 
@@ -6,9 +6,9 @@
 #include <utility>
 
 #include "memscale/base/error.h"
-#include "memscale/core/cuts.h"
+#include "memscale/core/cuts/cuts.h"
 #include "memscale/core/ops/replay_rules.h"
-#include "memscale/core/trace_builder.h"
+#include "memscale/core/trace/trace_builder.h"
 
 namespace memscale {
 namespace {

@@ -1,4 +1,4 @@
-#include "memscale/core/op_times.h"
+#include "memscale/core/time/op_times.h"
 
 #include <gtest/gtest.h>
 

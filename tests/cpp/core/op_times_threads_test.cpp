@@ -5,7 +5,7 @@
 #include <thread>
 #include <vector>
 
-#include "memscale/core/op_times.h"
+#include "memscale/core/time/op_times.h"
 
 namespace memscale {
 namespace {

@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "memscale/core/plan.h"
+#include "memscale/core/plan/plan.h"
 #include "plan_samples.h"
 
 namespace memscale {

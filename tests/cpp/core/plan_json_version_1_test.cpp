@@ -2,7 +2,7 @@
 
 #include <string>
 
-#include "memscale/core/plan.h"
+#include "memscale/core/plan/plan.h"
 #include "plan_samples.h"
 
 // Plans of version 1, which had a field for each technique, can be read.

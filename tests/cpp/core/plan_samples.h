@@ -5,7 +5,7 @@
 #include <string_view>
 
 #include "memscale/base/error.h"
-#include "memscale/core/plan.h"
+#include "memscale/core/plan/plan.h"
 
 namespace memscale {
 

@@ -1,4 +1,4 @@
-#include "memscale/core/plan.h"
+#include "memscale/core/plan/plan.h"
 
 #include <gtest/gtest.h>
 

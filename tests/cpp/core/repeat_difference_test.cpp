@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "memscale/core/repeat.h"
+#include "memscale/core/trace/repeat.h"
 #include "synthetic_step.h"
 
 namespace memscale {

@@ -1,8 +1,8 @@
 #include <gtest/gtest.h>
 #include <rapidcheck.h>
 
-#include "memscale/core/repeat.h"
-#include "memscale/core/timeline.h"
+#include "memscale/core/trace/repeat.h"
+#include "memscale/core/trace/timeline.h"
 #include "synthetic_step.h"
 
 namespace memscale {

@@ -1,4 +1,4 @@
-#include "memscale/core/repeat.h"
+#include "memscale/core/trace/repeat.h"
 
 #include <gtest/gtest.h>
 

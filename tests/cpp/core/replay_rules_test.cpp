@@ -1,4 +1,4 @@
-#include "memscale/core/replay_rules.h"
+#include "memscale/core/tape/tape_rules.h"
 
 #include <gtest/gtest.h>
 

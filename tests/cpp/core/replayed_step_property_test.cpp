@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "memscale/core/replayed_step.h"
+#include "memscale/core/predict/replayed_step.h"
 #include "synthetic_step.h"
 
 namespace memscale {

@@ -1,4 +1,4 @@
-#include "memscale/core/replayed_step.h"
+#include "memscale/core/predict/replayed_step.h"
 
 #include <gtest/gtest.h>
 

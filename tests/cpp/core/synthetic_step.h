@@ -7,8 +7,8 @@
 #include <unordered_map>
 #include <vector>
 
-#include "memscale/core/repeat.h"
-#include "memscale/core/trace_builder.h"
+#include "memscale/core/trace/repeat.h"
+#include "memscale/core/trace/trace_builder.h"
 
 namespace memscale {
 
@@ -45,7 +45,7 @@ struct LayerSpec {
 // A training step through equal layers, told to a TraceBuilder as the recorder
 // tells it: storages die with the last tensor or save that holds them. With
 // `copies`, all layers but two at each end are copied, in the order of calls
-// that python/memscale/_repeat.py makes.
+// that python/memscale/trace/repeated_layers.py makes.
 class SyntheticStep final {
  public:
   SyntheticStep(LayerSpec spec, std::size_t num_layers, bool copies);

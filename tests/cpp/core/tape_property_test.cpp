@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "counted_step.h"
-#include "memscale/core/replayed_step.h"
+#include "memscale/core/predict/replayed_step.h"
 #include "tiny_program.h"
 
 namespace memscale {

@@ -1,4 +1,4 @@
-#include "memscale/core/timeline.h"
+#include "memscale/core/trace/timeline.h"
 
 #include <gtest/gtest.h>
 #include <rapidcheck.h>
@@ -7,7 +7,7 @@
 #include <map>
 #include <numeric>
 
-#include "memscale/core/trace_json.h"
+#include "memscale/core/trace/trace_json.h"
 
 namespace memscale {
 namespace {

@@ -1,4 +1,4 @@
-#include "memscale/core/timeline.h"
+#include "memscale/core/trace/timeline.h"
 
 #include <gtest/gtest.h>
 

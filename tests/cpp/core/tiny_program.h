@@ -5,7 +5,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "memscale/core/trace_builder.h"
+#include "memscale/core/trace/trace_builder.h"
 
 namespace memscale {
 

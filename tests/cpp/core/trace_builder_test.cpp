@@ -1,4 +1,4 @@
-#include "memscale/core/trace_builder.h"
+#include "memscale/core/trace/trace_builder.h"
 
 #include <gtest/gtest.h>
 

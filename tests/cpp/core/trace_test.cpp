@@ -1,4 +1,4 @@
-#include "memscale/core/trace.h"
+#include "memscale/core/trace/trace.h"
 
 #include <gtest/gtest.h>
 
@@ -6,7 +6,7 @@
 #include <limits>
 
 #include "memscale/base/error.h"
-#include "memscale/core/trace_json.h"
+#include "memscale/core/trace/trace_json.h"
 
 namespace memscale {
 namespace {

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor, nn
 
 import memscale
-from memscale import Config, OptimizationMode, ledger, memory, replay
+from memscale import Config, OptimizationMode, memory, replay
 from memscale._C import Tolerance
+from memscale.attach import ledger
 from same_bytes import how_far, same_bytes
 from zoo.inputs import Batch
 

@@ -7,7 +7,7 @@
 #include <span>
 #include <vector>
 
-#include "memscale/core/trace.h"
+#include "memscale/core/trace/trace.h"
 
 // Formulas that count the floating-point operations of an op from the sizes of
 // its tensors. op_table.h says which op has which.

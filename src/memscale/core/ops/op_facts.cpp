@@ -9,8 +9,8 @@
 #include "memscale/base/error.h"
 #include "memscale/core/ops/op_cost.h"
 #include "memscale/core/ops/op_table.h"
+#include "memscale/core/ops/workspace/adam.h"
 #include "memscale/core/ops/workspace/workspace.h"
-#include "memscale/core/techniques/optimizer_state.h"
 
 namespace memscale {
 namespace {
@@ -55,7 +55,7 @@ void add_op_facts(Trace& trace, int num_threads, bool on_cpu) {
       op.workspace_known = scratch.has_value();
       op.workspace = scratch.value_or(Bytes());
     }
-    if (const auto ours = optimizer_op_workspace(trace, op, on_cpu)) {
+    if (const auto ours = adam_workspace(trace, op, on_cpu)) {
       op.workspace_known = true;
       op.workspace = *ours;
     }

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "memscale/core/trace.h"
+#include "memscale/core/trace/trace.h"
 
 namespace memscale {
 

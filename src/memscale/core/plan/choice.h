@@ -5,7 +5,7 @@
 #include <string>
 
 #include "memscale/base/bytes.h"
-#include "memscale/core/replay_rules.h"
+#include "memscale/core/tape/tape_rules.h"
 
 namespace memscale {
 

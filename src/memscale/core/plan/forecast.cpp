@@ -5,8 +5,8 @@
 
 #include "memscale/base/error.h"
 #include "memscale/core/plan/tape_choice.h"
-#include "memscale/core/replayed_step.h"
-#include "memscale/core/timeline.h"
+#include "memscale/core/predict/replayed_step.h"
+#include "memscale/core/trace/timeline.h"
 
 namespace memscale {
 namespace {

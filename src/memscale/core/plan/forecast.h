@@ -4,9 +4,9 @@
 #include <vector>
 
 #include "memscale/base/bytes.h"
-#include "memscale/core/plan.h"
+#include "memscale/core/plan/plan.h"
 #include "memscale/core/plan/question.h"
-#include "memscale/core/replay_rules.h"
+#include "memscale/core/tape/tape_rules.h"
 
 // What a step comes to under rules for its layers: local prices propose, the
 // forecast decides, and it is what plans publish.

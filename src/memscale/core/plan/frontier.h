@@ -4,8 +4,8 @@
 #include <optional>
 #include <vector>
 
-#include "memscale/core/layer_choices.h"
 #include "memscale/core/plan/forecast.h"
+#include "memscale/core/plan/layer_choices.h"
 
 namespace memscale {
 

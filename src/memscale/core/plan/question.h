@@ -7,11 +7,11 @@
 #include <vector>
 
 #include "memscale/base/bytes.h"
-#include "memscale/core/config.h"
-#include "memscale/core/cost_model.h"
-#include "memscale/core/hardware.h"
-#include "memscale/core/replay_rules.h"
-#include "memscale/core/trace.h"
+#include "memscale/core/config/config.h"
+#include "memscale/core/hardware/hardware.h"
+#include "memscale/core/tape/tape_rules.h"
+#include "memscale/core/time/cost_model.h"
+#include "memscale/core/trace/trace.h"
 
 // What a plan is asked for: a traced step, what the user wants, and what the
 // step is to run on. Plain values, but for the trace, which is shared and never

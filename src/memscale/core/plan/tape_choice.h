@@ -3,9 +3,9 @@
 #include <string_view>
 #include <vector>
 
-#include "memscale/core/plan.h"
 #include "memscale/core/plan/choice.h"
-#include "memscale/core/replay_rules.h"
+#include "memscale/core/plan/plan.h"
+#include "memscale/core/tape/tape_rules.h"
 
 // The rules of a layer's tape as a choice in a plan, and back.
 

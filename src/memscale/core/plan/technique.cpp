@@ -4,7 +4,7 @@
 
 #include "memscale/base/ascii.h"
 #include "memscale/base/error.h"
-#include "memscale/core/plan.h"
+#include "memscale/core/plan/plan.h"
 #include "memscale/core/plan/question.h"
 
 namespace memscale {
@@ -114,15 +114,20 @@ void check_choices(std::string_view place, std::span<const Choice> choices,
 
 void check_allowed(const Plan& plan, const Config& config) {
   const EffectiveConfig effective = config.resolve();
-  for (const Choice& choice : plan.choices) {
-    const Technique* technique = find_technique(choice.technique);
-    if (technique == nullptr || technique->is_on == nullptr) continue;
-    if (config.is_set(technique->field) && !(effective.*technique->is_on)) {
-      throw ConfigError(
-          str(technique->field, " must not be False with a plan that uses it (",
-              technique->name, ": ", technique->describe(choice), ")"));
+  const auto check = [&](std::span<const Choice> choices) {
+    for (const Choice& choice : choices) {
+      const Technique* technique = find_technique(choice.technique);
+      if (technique == nullptr || technique->is_on == nullptr) continue;
+      if (config.is_set(technique->field) && !(effective.*technique->is_on)) {
+        throw ConfigError(str(technique->field,
+                              " must not be False with a plan that uses it (",
+                              technique->name, ": ",
+                              technique->describe(choice), ")"));
+      }
     }
-  }
+  };
+  check(plan.choices);
+  for (const LayerPlan& layer : plan.layers) check(layer.choices);
 }
 
 std::string describe(std::span<const Choice> choices) {

@@ -7,9 +7,9 @@
 #include <string_view>
 #include <vector>
 
-#include "memscale/core/config.h"
+#include "memscale/core/config/config.h"
 #include "memscale/core/plan/choice.h"
-#include "memscale/core/trace.h"
+#include "memscale/core/trace/trace.h"
 
 // A technique as the planner sees it. Each is a module in core/techniques; its
 // other half, which acts on tensors, is attached by whoever runs the model. See
@@ -86,8 +86,8 @@ std::vector<Choice> fallback_choices(const Question& question, bool only_asked);
 void check_choices(std::string_view place, std::span<const Choice> choices,
                    bool in_layer);
 
-// Throws ConfigError if the plan uses, for the whole step, a technique that the
-// user has switched off by its field.
+// Throws ConfigError if the plan uses, for the whole step or in a layer, a
+// technique that the user has switched off by its field.
 void check_allowed(const Plan& plan, const Config& config);
 
 // "recompute (cheap)"; those of several techniques are joined by " + ".

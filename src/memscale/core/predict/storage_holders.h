@@ -5,7 +5,7 @@
 
 #include "memscale/base/bytes.h"
 #include "memscale/base/ids.h"
-#include "memscale/core/trace.h"
+#include "memscale/core/trace/trace.h"
 
 namespace memscale {
 

@@ -9,8 +9,8 @@ namespace memscale {
 
 std::int64_t TraceBytes::add_state(StateId /*state*/, const TensorUse& tensor) {
   const StorageId storage = TraceUses::storage(tensor.storage);
-  states_.push_back({storage, step_.versions.of(storage), StorageId(),
-                     tensor.float_bytes});
+  states_.push_back(
+      {storage, step_.versions.of(storage), StorageId(), tensor.float_bytes});
   return tensor.bytes;
 }
 

@@ -9,7 +9,7 @@
 #include "memscale/core/predict/storage_holders.h"
 #include "memscale/core/predict/trace_uses.h"
 #include "memscale/core/tape/tape.h"
-#include "memscale/core/trace.h"
+#include "memscale/core/trace/trace.h"
 
 namespace memscale {
 
@@ -27,8 +27,8 @@ struct PredictedStep {
   Trace& trace;  // that is being written
   StorageHolders& holders;
   TraceVersions versions;
-  std::vector<Lineage> lineages;        // by save
-  std::vector<bool> ended;              // by save: autograd let go of it
+  std::vector<Lineage> lineages;  // by save
+  std::vector<bool> ended;        // by save: autograd let go of it
 };
 
 // TapeBytes over a trace: what is copied, packed and called again is written

@@ -7,9 +7,9 @@
 #include <vector>
 
 #include "memscale/base/ids.h"
-#include "memscale/core/replay_rules.h"
 #include "memscale/core/tape/op_use.h"
-#include "memscale/core/trace.h"
+#include "memscale/core/tape/tape_rules.h"
+#include "memscale/core/trace/trace.h"
 
 namespace memscale {
 

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "memscale/base/bytes.h"
-#include "memscale/core/plan.h"
+#include "memscale/core/plan/plan.h"
 
 namespace memscale {
 

@@ -3,9 +3,9 @@
 #include <utility>
 
 #include "memscale/base/error.h"
-#include "memscale/core/decision.h"
+#include "memscale/core/plan/decision.h"
 #include "memscale/core/plan/technique.h"
-#include "memscale/core/timeline.h"
+#include "memscale/core/trace/timeline.h"
 
 namespace memscale {
 namespace {

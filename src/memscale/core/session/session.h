@@ -6,12 +6,12 @@
 #include <string>
 #include <vector>
 
-#include "memscale/core/config.h"
-#include "memscale/core/op_times.h"
-#include "memscale/core/plan.h"
+#include "memscale/core/config/config.h"
+#include "memscale/core/plan/plan.h"
 #include "memscale/core/plan/question.h"
 #include "memscale/core/session/call_kind.h"
 #include "memscale/core/session/first_steps.h"
+#include "memscale/core/time/op_times.h"
 
 namespace memscale {
 

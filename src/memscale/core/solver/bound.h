@@ -5,8 +5,8 @@
 #include <span>
 #include <vector>
 
+#include "memscale/base/wide.h"
 #include "memscale/core/solver/instance.h"
-#include "memscale/core/wide.h"
 
 namespace memscale::solver {
 

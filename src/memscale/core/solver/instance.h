@@ -5,8 +5,8 @@
 #include <optional>
 #include <vector>
 
+#include "memscale/base/wide.h"
 #include "memscale/core/solver/solver.h"
-#include "memscale/core/wide.h"
 
 // A Problem in the form that the search works on. Bytes are plain integers
 // here: they are multiplied with times.

@@ -6,10 +6,10 @@
 #include <utility>
 
 #include "memscale/base/error.h"
+#include "memscale/base/wide.h"
 #include "memscale/core/solver/bound.h"
 #include "memscale/core/solver/instance.h"
 #include "memscale/core/solver/search.h"
-#include "memscale/core/wide.h"
 
 namespace memscale {
 namespace {

@@ -5,9 +5,9 @@
 #include <utility>
 #include <vector>
 
-#include "memscale/core/replay_rules.h"
 #include "memscale/core/tape/claims.h"
 #include "memscale/core/tape/op_use.h"
+#include "memscale/core/tape/tape_rules.h"
 
 namespace memscale {
 

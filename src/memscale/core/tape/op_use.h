@@ -5,9 +5,9 @@
 #include <span>
 #include <string_view>
 
-#include "memscale/core/replay_rules.h"
+#include "memscale/core/tape/tape_rules.h"
 #include "memscale/core/tape/why.h"
-#include "memscale/core/trace.h"
+#include "memscale/core/trace/trace.h"
 
 // What a tape has to know of one call of an operator. It is filled from tensors
 // while a model trains (runtime) and from a trace (core/predict): whatever is

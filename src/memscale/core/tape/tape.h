@@ -7,10 +7,10 @@
 #include <utility>
 #include <vector>
 
-#include "memscale/core/replay_rules.h"
 #include "memscale/core/tape/key_map.h"
 #include "memscale/core/tape/op_use.h"
 #include "memscale/core/tape/tape_bytes.h"
+#include "memscale/core/tape/tape_rules.h"
 #include "memscale/core/tape/why.h"
 
 namespace memscale {

@@ -10,9 +10,10 @@
 #include <vector>
 
 #include "memscale/base/error.h"
+#include "memscale/core/ops/workspace/adam.h"
 #include "memscale/core/plan/frontier.h"
 #include "memscale/core/plan/question.h"
-#include "memscale/core/rules/rule.h"
+#include "memscale/core/plan/rules/rule.h"
 #include "memscale/core/techniques/table.h"
 
 namespace memscale {
@@ -23,16 +24,10 @@ constexpr std::array<std::string_view, 1> kChoices = {"8bit"};
 
 constexpr std::int64_t kFloat = 4;  // bytes
 
-// Of temporaries for each element of a piece (see
-// runtime/optimizer_backend.h).
-constexpr std::int64_t kBytesWith8Bits = 24;
-constexpr std::int64_t kBytesWith32Bits = 16;
-constexpr std::int64_t kBytesOfHalves = 4;  // more, for parameters of 16 bits
-
 // A step over elements of two moments: by a kernel of ours (or bitsandbytes'),
 // and by torch's operators, so many pieces. As measured on one core, and from
-// what runtime/optimizer_generic.cpp calls: two moments of a byte, a parameter
-// and its gradient once, or about eighty passes of ten bytes.
+// what runtime/optimizer/optimizer_generic.cpp calls: two moments of a byte, a
+// parameter and its gradient once, or about eighty passes of ten bytes.
 ElementPass kernel_step(std::int64_t elements) {
   return {.elements = elements,
           .cpu_picoseconds = 1'310,
@@ -52,14 +47,6 @@ ElementPass step_in_pieces(std::int64_t elements, std::int64_t pieces) {
 std::int64_t width_of(Dtype dtype) {
   if (dtype == Dtype::Float32) return kFloat;
   return is_half(dtype) ? 2 : 0;
-}
-
-Bytes workspace_of(std::int64_t largest, std::int64_t width, int bits,
-                   bool on_cpu) {
-  if (on_cpu) return Bytes();
-  const std::int64_t each = (bits == 8 ? kBytesWith8Bits : kBytesWith32Bits) +
-                            (width < kFloat ? kBytesOfHalves : 0);
-  return Bytes(std::min(largest, kStatePiece) * each);
 }
 
 // What a state's elements take now, by its bytes: a state that stands for the
@@ -163,22 +150,8 @@ Trace with_8bit_state(const Trace& trace, bool on_cpu) {
   step.phase = Phase::Optimizer;
   step.moved = moved;
   step.workspace_known = true;
-  step.workspace = workspace_of(most, narrowest, 8, on_cpu);
+  step.workspace = adam_workspace(most, narrowest, 8, on_cpu);
   return result;
-}
-
-std::optional<Bytes> optimizer_op_workspace(const Trace& trace, const Op& op,
-                                            bool on_cpu) {
-  if (!op.name.starts_with("memscale::adam")) return std::nullopt;
-  std::int64_t largest = 0;
-  std::int64_t width = kFloat;
-  for (const ValueId id : op.inputs) {
-    const Value& value = trace.at(id);
-    largest = std::max(largest, value.numel());
-    if (width_of(value.dtype) == 2) width = 2;
-  }
-  const int bits = op.name.starts_with("memscale::adam8") ? 8 : 32;
-  return workspace_of(largest, width, bits, on_cpu);
 }
 
 std::int64_t StepTimes::extra() const {

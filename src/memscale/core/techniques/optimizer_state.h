@@ -5,9 +5,9 @@
 #include <span>
 
 #include "memscale/base/bytes.h"
-#include "memscale/core/cost_model.h"
 #include "memscale/core/plan/choice.h"
-#include "memscale/core/trace.h"
+#include "memscale/core/time/cost_model.h"
+#include "memscale/core/trace/trace.h"
 
 // Adam's moments at one byte each: the step with them, and what it takes. The
 // rule that chooses this is in the .cpp. See docs/optimizer.md.
@@ -18,21 +18,14 @@ namespace memscale {
 inline constexpr std::int64_t kMin8BitElements = 4096;
 
 // Codes that share a float. kernels/blockwise.h, which is not seen from here,
-// has it too; runtime/optimizer.cpp, which sees both, compares.
+// has it too; runtime/optimizer/optimizer.cpp, which sees both, compares.
 inline constexpr std::int64_t kStateBlock = 256;
-
-// Elements worked on at a time where a device has no kernel of ours.
-inline constexpr std::int64_t kStatePiece = 262'144;
 
 // The same step with 8-bit moments: each state of kMin8BitElements or more is a
 // byte for each element and a float for every 256 of them, smaller ones are
 // floats; the optimizer's step is one fused op. `on_cpu`: it runs in kernels of
 // ours, without temporaries; other devices take it in pieces.
 Trace with_8bit_state(const Trace& trace, bool on_cpu);
-
-// Temporaries of a step of ours as it was traced; nothing if it is another op.
-std::optional<Bytes> optimizer_op_workspace(const Trace& trace, const Op& op,
-                                            bool on_cpu);
 
 // How long an optimizer's step takes, in nanoseconds.
 struct StepTimes {

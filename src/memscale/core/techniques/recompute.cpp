@@ -9,9 +9,9 @@
 #include "memscale/core/plan/forecast.h"
 #include "memscale/core/plan/frontier.h"
 #include "memscale/core/plan/question.h"
+#include "memscale/core/plan/rules/rule.h"
 #include "memscale/core/plan/tape_choice.h"
-#include "memscale/core/replayed_step.h"
-#include "memscale/core/rules/rule.h"
+#include "memscale/core/predict/replayed_step.h"
 #include "memscale/core/techniques/table.h"
 
 namespace memscale {

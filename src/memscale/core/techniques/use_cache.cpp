@@ -4,7 +4,7 @@
 #include "memscale/base/error.h"
 #include "memscale/core/plan/forecast.h"
 #include "memscale/core/plan/question.h"
-#include "memscale/core/rules/rule.h"
+#include "memscale/core/plan/rules/rule.h"
 #include "memscale/core/techniques/table.h"
 
 // A step is recorded with what it caches let go as soon as each layer returns,

@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "decision_samples.h"
-#include "memscale/core/known_devices.h"
+#include "memscale/core/hardware/known_devices.h"
 #include "memscale/core/plan/technique.h"
 
 namespace memscale {

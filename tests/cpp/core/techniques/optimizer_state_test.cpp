@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-#include "memscale/core/timeline.h"
+#include "memscale/core/trace/timeline.h"
 
 namespace memscale {
 namespace {

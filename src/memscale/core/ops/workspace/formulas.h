@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-#include "memscale/core/trace.h"
+#include "memscale/core/trace/trace.h"
 
 // What the formulas for workspaces share. op_table.h says which op has which.
 // They are measured op by op, see tests/cpp/core/ops/workspace_test.cpp; names

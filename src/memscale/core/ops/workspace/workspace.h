@@ -3,7 +3,7 @@
 #include <optional>
 
 #include "memscale/base/bytes.h"
-#include "memscale/core/trace.h"
+#include "memscale/core/trace/trace.h"
 
 namespace memscale {
 

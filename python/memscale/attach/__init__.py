@@ -1,0 +1,1 @@
+"""What is done to a live model: plans are made, followed and measured."""

@@ -1,0 +1,1 @@
+"""How calls of a model, its saved tensors and its optimizer's steps reach us."""

@@ -1,0 +1,5 @@
+"""The command ``memscale``."""
+
+from memscale.cli.commands import main
+
+__all__ = ["main"]

@@ -1,0 +1,1 @@
+"""What a step will take, and why it did not fit."""

@@ -1,0 +1,1 @@
+"""What a model is, before anything runs: its layers, its calls, its optimizer."""

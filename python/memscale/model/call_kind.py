@@ -1,0 +1,57 @@
+"""Which calls of a model are alike: what was found out for one holds for the other."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from memscale._C import CallKind
+from memscale.model.inputs import Call
+
+__all__ = ["call_kind"]
+
+
+def call_kind(model: nn.Module, call: Call) -> CallKind:
+    """What of a call, and of the model now, decides what its step needs."""
+    leaves, spec = pytree.tree_flatten((call.args, call.kwargs))
+    facts = [
+        *_state_of(model),
+        str(spec),
+        str(torch.is_autocast_enabled("cpu")),
+        str(torch.is_autocast_enabled(_accelerator())),
+    ]
+    sizes: list[int] = []
+    for leaf in leaves:
+        if isinstance(leaf, torch.Tensor):
+            facts.append(
+                f"{leaf.dtype} {leaf.layout} {leaf.dim()} {leaf.requires_grad}"
+            )
+            # A nested tensor has no shape.
+            sizes += [leaf.numel()] if leaf.is_nested else leaf.shape
+        elif leaf is None or isinstance(leaf, bool | str):
+            facts.append(repr(leaf))
+        elif isinstance(leaf, int):
+            facts.append("int")
+            # Larger ones (random seeds, say) are all taken for alike.
+            sizes.append(max(min(leaf, _MOST), -_MOST))
+        else:
+            kind = type(leaf)
+            facts.append(f"{kind.__module__}.{kind.__qualname__}")
+    return CallKind(facts, sizes)
+
+
+_MOST = (1 << 63) - 1
+
+
+def _state_of(model: nn.Module) -> list[str]:
+    """What of a model makes its steps differ, beside the batch."""
+    first = next(model.parameters(), None)
+    where = "" if first is None else f"{first.device} {first.dtype}"
+    trained = "".join("01"[p.requires_grad] for p in model.parameters())
+    return [where, str(model.training), trained]
+
+
+def _accelerator() -> str:
+    accelerator = torch.accelerator.current_accelerator()
+    return "cpu" if accelerator is None else accelerator.type

@@ -1,0 +1,1 @@
+"""Plans, asked for without wrapping."""

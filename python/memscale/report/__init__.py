@@ -1,0 +1,1 @@
+"""Text for people: tables of estimates and plans, progress."""

@@ -1,0 +1,1 @@
+"""A training step becomes a trace: without running it, or as it runs."""
