@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import memscale
-from memscale.benchmarks import _budget_case, budget
+from memscale.benchmarks import budget_case, budget
 from memscale.benchmarks.budget_case import (
     Bench,
     Effort,
@@ -187,7 +187,7 @@ def test_another_training_is_seen(
             weight[0] = torch.nextafter(weight[0], torch.tensor(math.inf))
         return found
 
-    monkeypatch.setattr(_budget_case.Bench, "_state", off_by_a_bit)
+    monkeypatch.setattr(budget_case.Bench, "_state", off_by_a_bit)
     rows = list(measure_case(toy, sim, Effort(2, 1, 1)))
     assert [row["equal_to_eager"] for row in rows] == [False, False]
 
@@ -199,7 +199,7 @@ def test_a_row_that_fails_says_why(
     def halves(smallest: int, largest: int, count: int) -> list[int]:
         return [smallest // 2, largest]
 
-    monkeypatch.setattr(_budget_case, "budgets_between", halves)
+    monkeypatch.setattr(budget_case, "budgets_between", halves)
     first, second = measure_case(toy, sim, Effort(2, 1, 1))
     assert first["failed"].startswith("PlanError: budget must be at least")
     assert "failed" not in second

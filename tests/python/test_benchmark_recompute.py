@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from memscale.benchmarks import _recompute_case, recompute
+from memscale.benchmarks import recompute_case, recompute
 from memscale.benchmarks.models import BENCHMARK_MODELS, BenchmarkModel
 from memscale.benchmarks.recompute_case import (
     CASES,
@@ -241,6 +241,6 @@ def test_tables_print(toy: Case, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_frozen_objects_are_thawed(toy: Case) -> None:
-    before = _recompute_case.gc.get_freeze_count()
+    before = recompute_case.gc.get_freeze_count()
     measure_case(toy, 1, {name: VARIANTS[name] for name in ("eager", "checkpoint")})
-    assert _recompute_case.gc.get_freeze_count() <= before
+    assert recompute_case.gc.get_freeze_count() <= before

@@ -14,6 +14,7 @@ import torch
 
 import memscale
 from memscale import cli
+from memscale.cli import commands
 from memscale.benchmarks.models import BENCHMARK_MODELS
 
 TINY = ["--set", "n_layer=2", "--set", "n_embd=64", "--set", "n_head=2"]
@@ -91,7 +92,7 @@ def test_dtype_is_of_parameters_and_inputs(capsys: pytest.CaptureFixture[str]) -
 
 def test_says_which_device_it_chose(capsys: pytest.CaptureFixture[str]) -> None:
     _, out, _ = run(capsys, "estimate", "gpt2", *SIZE, *TINY)
-    chosen = cli._default_device()
+    chosen = commands._default_device()
     assert f"For {chosen}, what this machine has" in out
     _, out, _ = run(capsys, "estimate", "gpt2", *SIZE, *TINY, "--device", "T4")
     assert "what this machine has" not in out

@@ -11,6 +11,7 @@ import torch
 
 import memscale
 from memscale import cli
+from memscale.cli import commands
 from memscale.benchmarks.models import BENCHMARK_MODELS
 from test_cli import SIZE, TINY, run
 
@@ -113,7 +114,7 @@ def test_the_frontier(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_says_which_device_it_chose(capsys: pytest.CaptureFixture[str]) -> None:
     _, out, _ = run(capsys, "plan", "gpt2", *SIZE, *TINY)
-    assert f"For {cli._default_device()}, what this machine has" in out
+    assert f"For {commands._default_device()}, what this machine has" in out
 
 
 def test_a_saved_plan_is_followed(

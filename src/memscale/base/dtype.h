@@ -165,11 +165,4 @@ constexpr bool is_half(Dtype dtype) {
   return dtype == Dtype::Float16 || dtype == Dtype::BFloat16;
 }
 
-// Whether autograd computes gradients of tensors of this type.
-constexpr bool is_differentiable(Dtype dtype) {
-  const DtypeKind kind = kind_of(dtype);
-  return kind == DtypeKind::Floating || kind == DtypeKind::Complex ||
-         dtype == Dtype::Float4E2M1FNX2;
-}
-
 }  // namespace memscale

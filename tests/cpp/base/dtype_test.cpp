@@ -43,10 +43,6 @@ TEST(Dtype, Predicates) {
   EXPECT_TRUE(is_half(Dtype::BFloat16));
   EXPECT_TRUE(is_half(Dtype::Float16));
   EXPECT_FALSE(is_half(Dtype::Int16));
-  EXPECT_TRUE(is_differentiable(Dtype::Complex64));
-  EXPECT_TRUE(is_differentiable(Dtype::Float8E5M2));
-  EXPECT_FALSE(is_differentiable(Dtype::Int64));
-  EXPECT_FALSE(is_differentiable(Dtype::Bool));
 }
 
 }  // namespace

@@ -56,7 +56,6 @@ class Claims final {
   }
 
   bool empty() const { return size_ == 0 && num_open_ == 0; }
-  bool has_closed() const { return size_ > 0; }
   bool has_open() const { return num_open_ > 0; }
 
   // What closed tapes need of these bytes is copied before they are written.

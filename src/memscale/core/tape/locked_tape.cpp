@@ -20,18 +20,18 @@ void set_wait_for_tape(WaitFor wait) { wait_function = wait; }
 
 LockedTape::Access::Access(LockedTape& of) : of_(of), is_locked_(true) {
   lock(of_.mutex_);
-  of_.owner_ = std::this_thread::get_id();
+  of_.set_owner(std::this_thread::get_id());
 }
 
 LockedTape::Access::Access(LockedTape& of, std::try_to_lock_t /*unused*/)
     : of_(of), is_locked_(of.mutex_.try_lock()) {
-  if (is_locked_) of_.owner_ = std::this_thread::get_id();
+  if (is_locked_) of_.set_owner(std::this_thread::get_id());
 }
 
 LockedTape::Access::~Access() {
   if (!is_locked_) return;
   const std::shared_ptr<void> dead = of_.bytes_.take_dead();
-  of_.owner_ = std::thread::id();
+  of_.set_owner({});
   of_.mutex_.unlock();
   of_.drain();
 }
@@ -46,9 +46,10 @@ void LockedTape::release(StateId state) noexcept {
 }
 
 void LockedTape::drain() noexcept {
-  while (num_queued_ > 0 && owner_ != std::this_thread::get_id() &&
+  while (num_queued_ > 0 &&
+         owner_.load(std::memory_order_relaxed) != std::this_thread::get_id() &&
          mutex_.try_lock()) {
-    owner_ = std::this_thread::get_id();
+    set_owner(std::this_thread::get_id());
     std::vector<StateId> released;
     {
       const std::lock_guard guard(queue_mutex_);
@@ -57,7 +58,7 @@ void LockedTape::drain() noexcept {
     }
     tape_.release(released);
     const std::shared_ptr<void> dead = bytes_.take_dead();
-    owner_ = std::thread::id();
+    set_owner({});
     mutex_.unlock();
   }
 }

@@ -55,9 +55,13 @@ class LockedTape final {
 
  private:
   void drain() noexcept;
+  void set_owner(std::thread::id owner) {
+    owner_.store(owner, std::memory_order_relaxed);
+  }
 
   std::mutex mutex_;
-  std::atomic<std::thread::id> owner_;  // of mutex_
+  // Of mutex_. A thread only compares it with itself, so no order is needed.
+  std::atomic<std::thread::id> owner_;
   Tape tape_;
   TapeBytes& bytes_;
   std::mutex queue_mutex_;

@@ -8,7 +8,10 @@ namespace memscale {
 Tape::Tape(TapeRules rules, TapeBytes& bytes)
     : rules_(std::move(rules)),
       bytes_(bytes),
-      follows_keep_set_(rules_.keep_set != nullptr) {}
+      follows_keep_set_(rules_.keep_set != nullptr) {
+  states_.reserve(kExpectedOps);
+  nodes_.reserve(kExpectedOps);
+}
 
 void Tape::begin_op(const OpUse& op) {
   running_.emplace(Running{.node = {},

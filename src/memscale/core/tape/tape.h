@@ -120,8 +120,6 @@ class Tape final {
   void ensure(StateId state);
   // Whether it is held, as it was.
   bool has_bytes(StateId state) const;
-  // Whether what is held is memory of our own.
-  bool is_ours(StateId state) const { return states_[state].ours; }
   // A save that was dropped has ended.
   void release(std::span<const StateId> states);
 

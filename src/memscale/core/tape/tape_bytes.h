@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -13,6 +14,9 @@ namespace memscale {
 using StateId = std::uint32_t;
 using NodeId = std::uint32_t;
 inline constexpr std::uint32_t kNone = ~std::uint32_t{0};
+
+// Of a layer, so that arrays of states and nodes seldom move.
+inline constexpr std::size_t kExpectedOps = 64;
 
 // Which save: a number that only TapeBytes understands.
 using SaveKey = std::uint64_t;

@@ -4,6 +4,8 @@
 #include <ATen/core/function_schema.h>
 
 #include <algorithm>
+#include <array>
+#include <cstdint>
 #include <memory>
 #include <shared_mutex>
 #include <string_view>
@@ -80,7 +82,25 @@ bool OpInfo::decomposes(c10::DispatchKey backend) const {
              c10::getAutogradKeyFromBackend(c10::toBackendComponent(backend)));
 }
 
+namespace {
+
+// The last operators of a thread, by the address of their names: most calls
+// need no lock.
+struct Recent {
+  const char* name = nullptr;
+  const OpInfo* info = nullptr;
+};
+thread_local std::array<Recent, 256> recent;
+
+Recent& recent_of(const char* name) {
+  return recent[(reinterpret_cast<std::uintptr_t>(name) >> 4U) % recent.size()];
+}
+
+}  // namespace
+
 const OpInfo* find_op_info(const at::RecordFunction& fn) {
+  Recent& known = recent_of(fn.name());
+  if (known.name == fn.name() && known.info != nullptr) return known.info;
   // Keyed by the address of the schema's name, which is stable and its own for
   // each overload; names that are not of a schema are never entered.
   static std::shared_mutex mutex;
@@ -89,7 +109,10 @@ const OpInfo* find_op_info(const at::RecordFunction& fn) {
   {
     const std::shared_lock lock(mutex);
     const auto found = table.find(fn.name());
-    if (found != table.end()) return found->second.get();
+    if (found != table.end()) {
+      known = {fn.name(), found->second.get()};
+      return known.info;
+    }
   }
   const auto name = fn.operator_name();
   if (!name) return nullptr;

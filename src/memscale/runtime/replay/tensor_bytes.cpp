@@ -52,7 +52,10 @@ class DefaultType final {
 }  // namespace
 
 TensorBytes::TensorBytes(TensorTape& tape, std::shared_ptr<ReplayStats> stats)
-    : tape_(tape), stats_(std::move(stats)) {}
+    : tape_(tape), stats_(std::move(stats)) {
+  states_.reserve(kExpectedOps);
+  nodes_.reserve(kExpectedOps);
+}
 
 TensorBytes::~TensorBytes() = default;
 
