@@ -104,33 +104,7 @@ def by_name(h: Tensor, y: Tensor) -> Any:
 GIVEN = [in_a_list, in_a_tuple, in_a_dictionary, by_name]
 
 
-class Looks(Function):
-    """Given tensors in a list, which autograd does not look at."""
-
-    @staticmethod
-    def forward(ctx: Context, x: Tensor, others: Any) -> Tensor:
-        return x * 2
-
-    @staticmethod
-    def backward(ctx: Context, gradient: Tensor) -> Any:  # type: ignore[override]
-        return gradient * 2, None
-
-
 class TestGiven:
-    @ON_CPU
-    def test_views_get_their_nodes_when_eager_asks(self, where: Where) -> None:
-        """Nodes are numbered as they are made, and gradients summed in that order."""
-
-        def hazard(h: Tensor) -> Tensor:
-            y = h * 1.5
-            view = y.t().t()
-            with torch.no_grad():
-                y.mul_(0.7)  # from now on the view's node is out of date
-            seen: Any = Looks.apply(h, [view])
-            return seen + y.cos() * 3.3 + y.sin() + view * 1.7
-
-        assert_same(around(hazard), where)
-
     @ON_CPU
     @pytest.mark.parametrize("call", GIVEN)
     def test_read_before(self, call: Any, where: Where) -> None:

@@ -15,16 +15,4 @@ bool has_history(const at::Tensor& tensor) {
   return meta != nullptr && (meta->grad_fn_ != nullptr || meta->is_view_);
 }
 
-bool is_parameter(const at::Tensor& tensor) {
-  if (!tensor.requires_grad()) return false;
-  const auto has_node = [](const at::TensorBase& of) {
-    const auto* meta = torch::autograd::impl::get_autograd_meta(of);
-    return meta != nullptr && meta->grad_fn_ != nullptr;
-  };
-  if (tensor.is_view() && tensor._base().requires_grad()) {
-    return !has_node(tensor._base());
-  }
-  return !has_node(tensor);
-}
-
 }  // namespace memscale

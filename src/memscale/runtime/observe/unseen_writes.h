@@ -7,7 +7,6 @@
 #include <cstddef>
 #include <string_view>
 
-#include "memscale/runtime/observe/autograd_facts.h"
 #include "memscale/runtime/observe/op_info.h"
 #include "memscale/runtime/observe/tensor_kinds.h"
 
@@ -84,6 +83,12 @@ void for_each_written(const OpInfo& info, const at::RecordFunction& fn,
   for (const std::size_t index : info.written) {
     if (index < inputs.size()) for_each_tensor(inputs[index], visit);
   }
+}
+
+// Whether it is a parameter, or a view of one.
+inline bool is_parameter(const at::Tensor& tensor) {
+  if (!tensor.requires_grad()) return false;
+  return tensor.is_leaf() || (tensor.is_view() && tensor._base().is_leaf());
 }
 
 void for_each_hidden_argument(VisitTensor visit);
