@@ -88,8 +88,8 @@ def case_goals(case: Case, rows: list[dict[str, Any]]) -> list[Goal]:
 
 def cost_goals(cost: dict[str, Any]) -> list[Goal]:
     return [
-        Goal("per op", cost["per_op"]["median"], 3.0, "<=", "us"),
-        Goal("per save", cost["per_save"]["median"], 3.0, "<=", "us"),
+        Goal("per op", cost["per_op"]["median"], 2.0, "<=", "us"),
+        Goal("per save", cost["per_save"]["median"], 2.0, "<=", "us"),
     ]
 
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <utility>
 
 namespace memscale {
 
@@ -14,19 +15,21 @@ Tape::Tape(TapeRules rules, TapeBytes& bytes)
 }
 
 void Tape::begin_op(const OpUse& op) {
-  running_.emplace(Running{.node = {},
-                           .written = {},
-                           .rules = op.rules,
-                           .name = op.name,
-                           .why = op.why,
-                           .expensive = op.expensive});
+  op_is_running_ = true;
+  running_.node.clear();
+  running_.written.clear();
+  running_.rules = op.rules;
+  running_.name = op.name;
+  running_.why = op.why;
+  running_.expensive = op.expensive;
+  running_.depth = 0;
   holds_ = op.holds;
   for (const TensorUse& tensor : op.tensors) add_tensor(tensor, op.is_view);
 }
 
 void Tape::add_tensor(const TensorUse& tensor, bool is_view) {
-  if (!running_) return;
-  Running& running = *running_;
+  if (!op_is_running_) return;
+  Running& running = running_;
   Node& node = running.node;
   if (tensor.access != Access::Read) begin_write(tensor);
   if (running.why != Why::Replayed) return;
@@ -47,8 +50,8 @@ void Tape::add_tensor(const TensorUse& tensor, bool is_view) {
 }
 
 void Tape::begin_write(const TensorUse& tensor) {
-  if (!running_ || is_written_now(tensor.storage)) return;
-  Running& running = *running_;
+  if (!op_is_running_ || is_written_now(tensor.storage)) return;
+  Running& running = running_;
   const StateId old = leave_state(tensor);
   running.written.push_back(
       {tensor, old,
@@ -76,7 +79,8 @@ void Tape::end_function(std::span<const TensorUse> tensors) {
 }
 
 bool Tape::is_written_now(StorageKey storage) const {
-  return running_ && std::ranges::any_of(running_->written, [&](const auto& w) {
+  return op_is_running_ &&
+         std::ranges::any_of(running_.written, [&](const auto& w) {
            return w.tensor.storage == storage;
          });
 }
@@ -109,7 +113,7 @@ StateId Tape::read_state(const TensorUse& tensor) {
       crossing_.push_back(id);
     }
   }
-  if (running_) running_->depth = std::max(running_->depth, depth);
+  if (op_is_running_) running_.depth = std::max(running_.depth, depth);
   return id;
 }
 
@@ -172,9 +176,8 @@ Why Tape::why_keep(const Running& running, std::int64_t bytes,
 }
 
 void Tape::end_op(std::span<const TensorUse> results, bool raised) {
-  if (!running_) return;
-  Running running = std::move(*running_);
-  running_.reset();
+  if (!std::exchange(op_is_running_, false)) return;
+  Running& running = running_;
   if (raised) running.why = Why::Raised;
   // An old state that nobody can make again and nobody needed so far is gone.
   for (const Written& written : running.written) {

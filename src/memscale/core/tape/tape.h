@@ -2,7 +2,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <optional>
 #include <span>
 #include <utility>
 #include <vector>
@@ -66,8 +65,8 @@ class Tape final {
   void begin_op(const OpUse& op);
   void end_op(std::span<const TensorUse> results, bool raised = false);
   // The op that runs was none: what it returned is what it was given.
-  void cancel_op() { running_.reset(); }
-  bool op_is_running() const { return running_.has_value(); }
+  void cancel_op() { op_is_running_ = false; }
+  bool op_is_running() const { return op_is_running_; }
   // Around a custom Function, with the tensors that it may write.
   void begin_function(std::span<const TensorUse> tensors);
   void end_function(std::span<const TensorUse> tensors);
@@ -157,6 +156,14 @@ class Tape final {
     std::uint32_t search = 0;  // the last one that came by
     bool done = false;
     bool packed = false;
+
+    // Before any of the above is used.
+    void clear() {
+      references.clear();
+      reads.clear();
+      results.clear();
+      writes.clear();
+    }
   };
   struct Written {
     TensorUse tensor;
@@ -167,10 +174,10 @@ class Tape final {
   struct Running {
     Node node;
     std::vector<Written> written;
-    const ReplayRules* rules;
+    const ReplayRules* rules = nullptr;
     std::string_view name;
-    Why why;
-    bool expensive;
+    Why why = Why::Replayed;
+    bool expensive = false;
     std::uint32_t depth = 0;  // of what it reads
   };
 
@@ -223,7 +230,8 @@ class Tape final {
   std::vector<State> states_;
   std::vector<Node> nodes_;
   KeyMap current_;
-  std::optional<Running> running_;
+  Running running_;  // if one does; its arrays are used again for the next
+  bool op_is_running_ = false;
   // Of the running op's results.
   std::vector<std::pair<SaveKey, StorageKey>> pending_;
   std::vector<std::pair<SaveKey, StateId>> undecided_;

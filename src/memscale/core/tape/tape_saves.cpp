@@ -27,7 +27,7 @@ void Tape::cross_border() {
 
 bool Tape::decide(SaveKey save, StorageKey storage) {
   const StateId found = current_.find(storage);
-  if (running_ && (found == kNone || is_written_now(storage))) {
+  if (op_is_running_ && (found == kNone || is_written_now(storage))) {
     pending_.emplace_back(save, storage);
     return false;
   }
@@ -82,7 +82,7 @@ void Tape::decide_again() {
 std::vector<Tape::Claim> Tape::close() {
   open_ = false;
   unclaim_all(std::exchange(crossing_, {}));
-  running_.reset();
+  op_is_running_ = false;
   for (const auto& [save, storage] : std::exchange(pending_, {})) {
     bytes_.keep_save(save, kNone, Why::Outside);
   }

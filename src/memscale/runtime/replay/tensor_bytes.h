@@ -46,6 +46,14 @@ struct TensorCall {
   caffe2::TypeMeta default_type;  // some results' dtypes depend on it
   KernelFlags kernel_flags = 0;
   bool grad_mode = false;
+
+  // Keeps the memory of its arrays, for the next call.
+  void clear() {
+    arguments.clear();
+    references.clear();
+    lists.clear();
+    generator = at::Generator();
+  }
 };
 
 // TapeBytes over tensors.
@@ -70,8 +78,9 @@ class TensorBytes final : public TapeBytes {
   // The op that makes the states which are added from now on; null: no op of
   // the tape does.
   void set_maker(const OpInfo* op) { maker_ = op; }
-  // What becomes the next node, if it does.
-  void set_call(TensorCall call) { call_ = std::move(call); }
+  // The call that becomes the next node, if it does: to be filled while its op
+  // runs, and cleared when that has ended.
+  TensorCall& call() { return call_; }
   // A save that the tape is about to be asked about.
   SaveKey add_save(const std::shared_ptr<SavedTensor>& save);
 

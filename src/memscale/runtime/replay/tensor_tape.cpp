@@ -140,7 +140,7 @@ OpUse TensorTape::describe(const OpInfo& info,
   facts.in_mode = is_in_dispatch_mode();
   uses_.clear();
   written_.clear();
-  call_.references.clear();
+  std::vector<TensorCall::Reference>& references = bytes_.call().references;
   const bool writes_all = info.may_write || facts.in_mode;
   for_each_use(
       info, inputs, writes_all,
@@ -152,7 +152,7 @@ OpUse TensorTape::describe(const OpInfo& info,
           return;
         }
         if (!info.is_view) {
-          call_.references.push_back(
+          references.push_back(
               {static_cast<std::uint32_t>(argument), element, Geometry(*impl)});
         }
         if (access != Access::Read) {
@@ -177,15 +177,16 @@ OpUse TensorTape::describe(const OpInfo& info,
 // All that is not a tensor.
 void TensorTape::fill_call(const OpInfo& info,
                            c10::ArrayRef<const c10::IValue> inputs) {
-  call_.op = &info;
-  call_.arguments.resize(inputs.size());
-  call_.grad_mode = c10::GradMode::is_enabled();
-  call_.default_type = c10::get_default_dtype();
-  call_.kernel_flags = kernel_flags();
+  TensorCall& call = bytes_.call();
+  call.op = &info;
+  call.arguments.resize(inputs.size());
+  call.grad_mode = c10::GradMode::is_enabled();
+  call.default_type = c10::get_default_dtype();
+  call.kernel_flags = kernel_flags();
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     const c10::IValue& input = inputs[i];
     if (input.isTensor()) {
-      if (!input.toTensor().defined()) call_.arguments[i] = input;
+      if (!input.toTensor().defined()) call.arguments[i] = input;
       continue;
     }
     if (input.isList()) {
@@ -195,14 +196,14 @@ void TensorTape::fill_call(const OpInfo& info,
             return element.isTensor() || element.isNone();
           });
       if (of_tensors) {
-        call_.lists.push_back({static_cast<std::uint32_t>(i),
+        call.lists.push_back({static_cast<std::uint32_t>(i),
                                static_cast<std::uint32_t>(elements.size()),
                                !input.isTensorList()});
         continue;
       }
     }
     // A generator is given anew, in the state of its own.
-    if (!input.isGenerator()) call_.arguments[i] = input;
+    if (!input.isGenerator()) call.arguments[i] = input;
   }
 }
 
@@ -211,7 +212,7 @@ void TensorTape::begin_op(const OpInfo& info,
                           bool in_function) {
   const Scope tape(*this);
   op_ = &info;
-  call_ = TensorCall();
+  bytes_.call().clear();
   OpUse use = describe(info, inputs, in_function);
   if (use.why == Why::Replayed && !info.is_view) {
     fill_call(info, inputs);
@@ -220,7 +221,7 @@ void TensorTape::begin_op(const OpInfo& info,
       if (generator) {
         // Cloning reads the state: not while another thread draws from it.
         const std::lock_guard guard(generator->mutex());
-        call_.generator = generator->clone();
+        bytes_.call().generator = generator->clone();
       } else {
         use.why = Why::Arguments;
       }
@@ -245,7 +246,7 @@ void TensorTape::end_op(c10::ArrayRef<c10::IValue> outputs,
   const Scope tape(*this);
   if (!tape->op_is_running()) return;
   ++stats_->ops_recorded;
-  if (is_identity(outputs)) return tape->cancel_op();
+  if (is_identity(outputs)) return tape->cancel_op();  // a view: no call
   uses_.clear();
   for (const c10::IValue& output : outputs) {
     for_each_result(output, [&](const at::Tensor& tensor) {
@@ -257,10 +258,10 @@ void TensorTape::end_op(c10::ArrayRef<c10::IValue> outputs,
   }
   const bool followed = tape->follows_keep_set();
   bytes_.set_maker(op_);
-  bytes_.set_call(std::move(call_));
   tape->end_op(uses_, outputs.size() != num_expected);
   if (followed && !tape->follows_keep_set()) ++stats_->calls_unlike_keep_set;
   bytes_.set_maker(nullptr);
+  bytes_.call().clear();
   written_.clear();
 }
 
@@ -321,7 +322,7 @@ std::vector<TensorTape::Claimed> TensorTape::close() {
         {claim.storage, claim.state, bytes_.original(claim.state)});
   }
   written_.clear();
-  call_ = TensorCall();
+  bytes_.call().clear();
   return claims;
 }
 

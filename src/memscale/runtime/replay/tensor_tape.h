@@ -90,7 +90,6 @@ class TensorTape final : public std::enable_shared_from_this<TensorTape> {
 
   // The op that runs now.
   const OpInfo* op_ = nullptr;
-  TensorCall call_;
   std::vector<TensorUse> uses_;
   std::vector<at::Tensor> written_;  // aliases: arguments do not outlive an op
   // What a view op got, if a keep set is followed.
