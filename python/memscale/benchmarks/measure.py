@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import gc
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -14,9 +16,16 @@ from torch.utils._pytree import tree_map
 from memscale.benchmarks.models import LossFn, Sample
 from memscale.memory import track
 
-__all__ = ["OptimizerFactory", "forward", "loss_of", "measure_peak"]
+__all__ = ["Attach", "OptimizerFactory", "forward", "loss_of", "measure_peak"]
 
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
+# What is done to a model while it trains.
+Attach = Callable[[nn.Module], AbstractContextManager[None]]
+
+
+@contextlib.contextmanager
+def _plain(model: nn.Module) -> Iterator[None]:
+    yield
 
 
 def forward(model: nn.Module, batch: Sample | torch.Tensor) -> Any:
@@ -50,6 +59,7 @@ def measure_peak(
     optimizer_factory: OptimizerFactory,
     device: torch.device | str,
     steps: int = 3,
+    attach: Attach = _plain,
 ) -> int:
     """Train a copy of ``model`` on ``device``; the peak bytes of a settled step.
 
@@ -87,8 +97,9 @@ def measure_peak(
             optimizer.step()
             optimizer.zero_grad()
 
-        step()
-        with track(device) as settled:
-            for _ in range(steps - 1):
-                step()
+        with attach(trained):
+            step()
+            with track(device) as settled:
+                for _ in range(steps - 1):
+                    step()
     return settled.peak - run.before
