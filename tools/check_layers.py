@@ -89,17 +89,25 @@ INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', re.MULTILINE)
 # ---- C++ ----
 
 
+def _place_offence(name: str) -> str | None:
+    """A file that is in no layer, or in no room of its layer."""
+    layer, room, *_ = name.split("/")
+    if layer not in ALLOWED:
+        return f"{name}: {layer} is no layer"
+    if layer in ROOMS and room not in ROOMS[layer]:
+        return f"{name}: {layer}/{room} is no room of {layer}"
+    return None
+
+
 def _room_offence(name: str, include: str) -> str | None:
     """Between two files of one layer."""
     layer = name.split("/")[0]
-    rooms = ROOMS.get(layer)
-    if rooms is None:
+    if layer not in ROOMS:
         return None
     here, there = (path.split("/")[1] for path in (name, include))
-    for room in (here, there):
-        if room not in rooms:
-            return f"{name}: {layer}/{room} is no room of {layer}"
-    if rooms.index(there) > rooms.index(here):
+    if there not in ROOMS[layer]:
+        return f"{name}: includes {include}, which is in no room of {layer}"
+    if ROOMS[layer].index(there) > ROOMS[layer].index(here):
         return f"{name}: {layer}/{here} may not include {layer}/{there}"
     return None
 
@@ -108,11 +116,17 @@ def offences(source_root: Path) -> list[str]:
     """One line for each include that its file may not have."""
     found = []
     for path in sorted(source_root.rglob("*")):
-        if path.suffix not in {".h", ".cpp", ".cu", ".cuh"}:
+        if path.suffix not in {".h", ".hpp", ".cpp", ".inc", ".cu", ".cuh"}:
             continue
         name = path.relative_to(source_root).as_posix()
         layer = name.split("/")[0]
+        misplaced = _place_offence(name)
+        if misplaced:
+            found.append(misplaced)
+            continue
         for include in INCLUDE.findall(path.read_text()):
+            if ".." in include.split("/"):
+                found.append(f"{name}: {include} must begin with memscale/")
             target = include.removeprefix("memscale/")
             target_layer = target.split("/")[0]
             ours = include.startswith("memscale/")
@@ -156,12 +170,15 @@ def _module_of(path: Path, package_root: Path) -> str:
     return ".".join(parts[:-1] if len(parts) > 1 and parts[-1] == "__init__" else parts)
 
 
+_FOR_TYPES = {"TYPE_CHECKING", "typing.TYPE_CHECKING"}
+
+
 def _imports(tree: ast.Module, modules: set[str]) -> Iterator[tuple[str, bool]]:
     """Modules of ours that a file names, and whether only for type checkers."""
     for_types: set[ast.AST] = set()
     for node in ast.walk(tree):
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
-            for_types.update(ast.walk(node))
+        if isinstance(node, ast.If) and ast.unparse(node.test) in _FOR_TYPES:
+            for_types.update(each for line in node.body for each in ast.walk(line))
     for node in ast.walk(tree):
         names: list[str] = []
         if isinstance(node, ast.Import):
@@ -193,6 +210,8 @@ def python_offences(package_root: Path) -> list[str]:
         if path.stem.startswith("_") and not path.stem.startswith("__"):
             found.append(f"{name}: a room is private enough, no underscore")
         tree = ast.parse(path.read_text())
+        if any(isinstance(n, ast.ImportFrom) and n.level > 0 for n in ast.walk(tree)):
+            found.append(f"{name}: imports must begin with memscale")
         for target, for_types in _imports(tree, set(paths)):
             there = target.split(".")[0]
             if there in COMPILED:

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import memscale
-from memscale.benchmarks import budget_case, budget
+from memscale.benchmarks import budget, budget_case
 from memscale.benchmarks.budget_case import (
     Bench,
     Effort,

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from memscale.benchmarks import recompute_case, recompute
+from memscale.benchmarks import recompute, recompute_case
 from memscale.benchmarks.models import BENCHMARK_MODELS, BenchmarkModel
 from memscale.benchmarks.recompute_case import (
     CASES,

@@ -40,7 +40,8 @@ def test_the_tree_is_clean() -> None:
 
 @pytest.mark.parametrize(("layer", "above"), sorted(_LAYERS))
 def test_layers(layer: str, above: str, tmp_path: Path) -> None:
-    _plant(tmp_path, f"{layer}/json/a.h", f'#include "memscale/{above}/json/b.h"\n')
+    room = check_layers.ROOMS.get(layer, ("any",))[0]
+    _plant(tmp_path, f"{layer}/{room}/a.h", f'#include "memscale/{above}/json/b.h"\n')
     (line,) = check_layers.offences(tmp_path)
     assert f"layer {layer} may not include memscale/{above}" in line
 
@@ -56,8 +57,20 @@ def test_rooms(layer: str, room: str, above: str, tmp_path: Path) -> None:
 
 def test_a_folder_that_is_no_room(tmp_path: Path) -> None:
     _plant(tmp_path, "core/attic/a.h", '#include "memscale/core/trace/b.h"\n')
+    _plant(tmp_path, "core/a.h", "")
+    _plant(tmp_path, "attic/a.h", "")
+    found = check_layers.offences(tmp_path)
+    assert found == [
+        "attic/a.h: attic is no layer",
+        "core/a.h: core/a.h is no room of core",
+        "core/attic/a.h: core/attic is no room of core",
+    ]
+
+
+def test_paths_that_go_up_and_down(tmp_path: Path) -> None:
+    _plant(tmp_path, "core/trace/a.h", '#include "../plan/b.h"\n')
     (line,) = check_layers.offences(tmp_path)
-    assert "core/attic is no room of core" in line
+    assert line == "core/trace/a.h: ../plan/b.h must begin with memscale/"
 
 
 @pytest.mark.parametrize(
@@ -97,3 +110,10 @@ def test_python_cycles_and_underscores(tmp_path: Path) -> None:
     ]
     assert "attic/a.py: attic is no room of the package" in found
     assert len(found) == 3
+
+
+@pytest.mark.parametrize("text", ["from . import b\n", "from ..api import wrap\n"])
+def test_relative_imports(text: str, tmp_path: Path) -> None:
+    _plant(tmp_path, "trace/a.py", text)
+    (line,) = check_layers.python_offences(tmp_path)
+    assert line == "trace/a.py: imports must begin with memscale"

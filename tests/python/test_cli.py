@@ -14,8 +14,8 @@ import torch
 
 import memscale
 from memscale import cli
-from memscale.cli import commands
 from memscale.benchmarks.models import BENCHMARK_MODELS
+from memscale.cli import commands
 
 TINY = ["--set", "n_layer=2", "--set", "n_embd=64", "--set", "n_head=2"]
 SIZE = ["--batch", "2", "--seq", "32"]

@@ -10,9 +10,8 @@ import pytest
 import torch
 
 import memscale
-from memscale import cli
-from memscale.cli import commands
 from memscale.benchmarks.models import BENCHMARK_MODELS
+from memscale.cli import commands
 from test_cli import SIZE, TINY, run
 
 # So many tokens that activations, not the optimizer's step, hold the peak.

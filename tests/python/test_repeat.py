@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -464,8 +465,38 @@ class TestEqualGroups:
         layers[1].dropout.eval()
         assert equal_groups(layers) == [[0, 2], [1]]
 
+    @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+    def test_recurrent_layers(self, kind: type[nn.RNNBase]) -> None:
+        """They hold their weights in lists, and references to them."""
+        layers: list[nn.Module] = [kind(8, 8), kind(8, 8), kind(8, 8, bias=False)]
+        assert equal_groups(layers) == [[0, 1], [2]]
+
+    def test_arrays_cannot_be_compared(self) -> None:
+        layers = [Block(i) for i in range(2)]
+        for layer in layers:
+            layer.table = [np.arange(3)]
+        assert equal_groups(layers) == [[0], [1]]
+
     def test_hooks_and_shared_parameters_exclude(self) -> None:
         layers = [Block(i) for i in range(5)]
         layers[1].down.register_forward_hook(lambda *args: None)
         layers[3].up.weight = layers[2].up.weight
         assert equal_groups(layers) == [[0, 4]]
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+def test_rows_of_recurrent_blocks(kind: type[nn.RNNBase]) -> None:
+    class Recurrent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.cells = kind(WIDTH, WIDTH, batch_first=True)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + torch.tanh(self.cells(x)[0])
+
+    model = nn.Sequential(*(Recurrent() for _ in range(5)))
+    x = torch.randn(4, 8, WIDTH)
+    some = memscale.estimate(model, x, "sgd", loss_fn=lambda out: out.sum())
+    one = memscale.estimate(model[:1], x, "sgd", loss_fn=lambda out: out.sum())
+    assert some.breakdown["parameters"] == 5 * one.breakdown["parameters"]
+    assert some.peak_bytes > one.peak_bytes

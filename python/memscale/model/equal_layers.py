@@ -5,6 +5,7 @@ from __future__ import annotations
 import dis
 import functools
 import types
+import weakref
 from typing import Any
 
 import torch
@@ -85,11 +86,10 @@ def _alike(a: Any, a_index: int, b: Any, b_index: int) -> bool:
             return True
         if type(x) is int and type(y) is int and (x, y) == (a_index, b_index):
             return not any(_decides(each, key) for each in code)
-        if isinstance(x, torch.Tensor) and isinstance(y, torch.Tensor):
-            return (x.shape, x.stride(), x.dtype) == (y.shape, y.stride(), y.dtype)
-        if type(x) is type(y) and isinstance(x, tuple | list | set | dict):
-            return bool(x == y)
-        return isinstance(x, nn.Module) and isinstance(y, nn.Module)
+        if isinstance(x, nn.Module) and isinstance(y, nn.Module):
+            return True
+        is_known = isinstance(x, torch.Tensor | weakref.ref | tuple | list | set | dict)
+        return is_known and _same_value(x, y)
 
     return len(a) == len(b) and all(
         x[:3] == y[:3]
@@ -97,6 +97,26 @@ def _alike(a: Any, a_index: int, b: Any, b_index: int) -> bool:
         and all(same(_code(x), key, x[3][key], y[3][key]) for key in x[3])
         for x, y in zip(a, b, strict=True)
     )
+
+
+def _same_value(x: Any, y: Any) -> bool:
+    """Whether two settings are equal, tensors in them by their geometry alone."""
+    if x is y:
+        return True
+    if isinstance(x, torch.Tensor) and isinstance(y, torch.Tensor):
+        return (x.shape, x.stride(), x.dtype) == (y.shape, y.stride(), y.dtype)
+    if type(x) is not type(y):
+        return False
+    if isinstance(x, weakref.ref):  # recurrent layers keep such of their weights
+        return _same_value(x(), y())
+    if isinstance(x, dict):
+        return x.keys() == y.keys() and all(_same_value(x[key], y[key]) for key in x)
+    if isinstance(x, tuple | list):
+        return len(x) == len(y) and all(map(_same_value, x, y))
+    try:
+        return bool(x == y)
+    except Exception:  # arrays of numpy, objects of the user's own
+        return False
 
 
 def _code(part: Any) -> tuple[Any, ...]:

@@ -132,8 +132,8 @@ class Builder {
   Tape tape_;
   std::vector<TensorUse> written_;  // by the op that runs
   std::vector<StateId> updated_;    // states that a write has read
-  // Saves of what the run's ops were neither given nor made.
-  std::set<StorageId> saved_outside_;
+  // Saves of what no op that can be repeated has read or made so far.
+  std::set<StorageId> saved_early_;
 };
 
 Builder::Builder(const Trace& trace, std::span<const OpId> run,
@@ -174,8 +174,11 @@ void Builder::find_saves(std::span<const OpId> run) {
     }
     // Let go before backward: nobody will ask for it.
     if (save.released.valid() && save.released.index() < num_forward_) continue;
-    own->second.push_back(id);
-    if (save.by_function) held_.insert(id);  // by autograd itself
+    if (save.by_function) {
+      held_.insert(id);  // by autograd itself: a tape is not asked
+    } else {
+      own->second.push_back(id);
+    }
   }
   next_event_ = static_cast<std::size_t>(
       std::ranges::upper_bound(trace_.events, run.front().index(), {},
@@ -226,7 +229,7 @@ void Builder::add_op(OpId id, std::int64_t nanoseconds) {
   versions_.end_op(id, use);
   tape_.end_op(uses_.results_of(id));
   std::erase_if(saves, note_saved);
-  saved_outside_.insert(saves.begin(), saves.end());
+  saved_early_.insert(saves.begin(), saves.end());
   name_results(first_made, op.outputs);
   if (rules_.on_cpu) halve_indices(op, known);
 }
@@ -288,7 +291,14 @@ bool Builder::is_held_anyway(std::size_t state) const {
 
 LayerGraph Builder::finish() {
   const std::size_t num_taped = graph_.states.size();
-  for (const StorageId storage : saved_outside_) {
+  for (const StorageId storage : saved_early_) {
+    const auto known = std::ranges::find(bytes_.states(), storage,
+                                         &GraphBytes::State::storage);
+    if (known != bytes_.states().end()) {  // its first: it came from outside
+      graph_.states[static_cast<std::size_t>(known - bytes_.states().begin())]
+          .is_saved = true;
+      continue;
+    }
     const TensorUse use{.storage = TraceUses::key(storage),
                         .bytes = trace_.at(storage).bytes.count()};
     bytes_.add_state(kNone, use);

@@ -119,10 +119,9 @@ void check_allowed(const Plan& plan, const Config& config) {
       const Technique* technique = find_technique(choice.technique);
       if (technique == nullptr || technique->is_on == nullptr) continue;
       if (config.is_set(technique->field) && !(effective.*technique->is_on)) {
-        throw ConfigError(str(technique->field,
-                              " must not be False with a plan that uses it (",
-                              technique->name, ": ",
-                              technique->describe(choice), ")"));
+        throw ConfigError(str(
+            technique->field, " must not be False with a plan that uses it (",
+            technique->name, ": ", technique->describe(choice), ")"));
       }
     }
   };

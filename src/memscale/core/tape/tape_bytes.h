@@ -15,7 +15,8 @@ using StateId = std::uint32_t;
 using NodeId = std::uint32_t;
 inline constexpr std::uint32_t kNone = ~std::uint32_t{0};
 
-// Of a layer, so that arrays of states and nodes seldom move.
+// Of a layer: arrays of an open tape have room for so many, those of a closed
+// one for what they have, since it lives until backward.
 inline constexpr std::size_t kExpectedOps = 64;
 
 // Which save: a number that only TapeBytes understands.

@@ -57,6 +57,12 @@ TensorBytes::TensorBytes(TensorTape& tape, std::shared_ptr<ReplayStats> stats)
   nodes_.reserve(kExpectedOps);
 }
 
+void TensorBytes::close() {
+  call_ = TensorCall();
+  states_.shrink_to_fit();
+  nodes_.shrink_to_fit();
+}
+
 TensorBytes::~TensorBytes() = default;
 
 // ---- states ----

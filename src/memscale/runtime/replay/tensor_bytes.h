@@ -81,6 +81,8 @@ class TensorBytes final : public TapeBytes {
   // The call that becomes the next node, if it does: to be filled while its op
   // runs, and cleared when that has ended.
   TensorCall& call() { return call_; }
+  // No more ops.
+  void close();
   // A save that the tape is about to be asked about.
   SaveKey add_save(const std::shared_ptr<SavedTensor>& save);
 

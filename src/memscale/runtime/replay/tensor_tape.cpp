@@ -142,28 +142,27 @@ OpUse TensorTape::describe(const OpInfo& info,
   written_.clear();
   std::vector<TensorCall::Reference>& references = bytes_.call().references;
   const bool writes_all = info.may_write || facts.in_mode;
-  for_each_use(
-      info, inputs, writes_all,
-      [&](const at::Tensor& tensor, std::size_t argument, std::int32_t element,
-          Access access) {
-        const c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
-        if (!is_plain(*impl)) {
-          facts.all_plain = false;
-          return;
-        }
-        if (!info.is_view) {
-          references.push_back(
-              {static_cast<std::uint32_t>(argument), element, Geometry(*impl)});
-        }
-        if (access != Access::Read) {
-          written_.push_back(alias_of(tensor));
-          impl = written_.back().unsafeGetTensorImpl();
-        }
-        TensorUse& use = uses_.emplace_back(use_of(*impl));
-        use.access = access;
-        use.is_leaf = !has_history(tensor);
-        use.changes_in_backward = is_changed_in_backward(tensor);
-      });
+  for_each_use(info, inputs, writes_all,
+               [&](const at::Tensor& tensor, std::size_t argument,
+                   std::int32_t element, Access access) {
+                 const c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
+                 if (!is_plain(*impl)) {
+                   facts.all_plain = false;
+                   return;
+                 }
+                 if (!info.is_view) {
+                   references.push_back({static_cast<std::uint32_t>(argument),
+                                         element, Geometry(*impl)});
+                 }
+                 if (access != Access::Read) {
+                   written_.push_back(alias_of(tensor));
+                   impl = written_.back().unsafeGetTensorImpl();
+                 }
+                 TensorUse& use = uses_.emplace_back(use_of(*impl));
+                 use.access = access;
+                 use.is_leaf = !has_history(tensor);
+                 use.changes_in_backward = is_changed_in_backward(tensor);
+               });
   return {.name = info.name,
           .rules = &info.rules,
           .why = why_not(info.rules, facts,
@@ -197,8 +196,8 @@ void TensorTape::fill_call(const OpInfo& info,
           });
       if (of_tensors) {
         call.lists.push_back({static_cast<std::uint32_t>(i),
-                               static_cast<std::uint32_t>(elements.size()),
-                               !input.isTensorList()});
+                              static_cast<std::uint32_t>(elements.size()),
+                              !input.isTensorList()});
         continue;
       }
     }
@@ -322,7 +321,7 @@ std::vector<TensorTape::Claimed> TensorTape::close() {
         {claim.storage, claim.state, bytes_.original(claim.state)});
   }
   written_.clear();
-  bytes_.call().clear();
+  bytes_.close();
   return claims;
 }
 
