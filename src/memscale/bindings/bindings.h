@@ -46,6 +46,9 @@ void bind_runtime(pybind11::module_& m);
 // Deep copies of Python's own containers.
 void bind_copies(pybind11::module_& m);
 
+// What is asked of a whole model in every step.
+void bind_modules(pybind11::module_& m);
+
 }  // namespace memscale
 
 namespace pybind11::detail {

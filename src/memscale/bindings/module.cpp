@@ -14,4 +14,5 @@ PYBIND11_MODULE(_C, m) {
   memscale::bind_session(m);
   memscale::bind_solver(m);
   memscale::bind_copies(m);
+  memscale::bind_modules(m);
 }

@@ -62,6 +62,15 @@ Result attention_of(Sizes query, Sizes key, Sizes value,
 Result mm(const Shapes& shapes) { return product<0>(shapes); }
 Result addmm(const Shapes& shapes) { return product<1>(shapes); }
 
+// Rows of one matrix and a matrix for each group of them, or the other way
+// round: each row meets one. With groups along the product, as in the gradient
+// of the matrices, all of it is walked once.
+Result grouped_mm(const Shapes& shapes) {
+  const bool groups_of_columns =
+      shapes.in(0).size() == 3 && shapes.in(1).size() == 2;
+  return groups_of_columns ? matmul(shapes) : product<0>(shapes);
+}
+
 // The same with a weight that stands transposed, (columns, k) or (k).
 Result linear(const Shapes& shapes) {
   const Sizes weight = shapes.in(1);

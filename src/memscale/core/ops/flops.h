@@ -55,6 +55,7 @@ class Shapes final {
 
 Result mm(const Shapes& shapes);     // of the first two inputs
 Result addmm(const Shapes& shapes);  // of the second and the third
+Result grouped_mm(const Shapes& shapes);
 Result linear(const Shapes& shapes);
 Result matmul(const Shapes& shapes);
 Result convolution(const Shapes& shapes);

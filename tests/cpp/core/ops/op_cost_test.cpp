@@ -50,6 +50,13 @@ TEST(OpCost, MatrixProducts) {
   EXPECT_EQ(flops("aten::addbmm", {{3, 7}, {2, 3, 5}, {2, 5, 7}}, {{3, 7}}),
             420);
   EXPECT_EQ(flops("aten::mv", {{3, 5}, {5}}, {{3}}), 30);
+  // Six rows, four experts: forward, and the gradients of rows and matrices.
+  EXPECT_EQ(flops("aten::_grouped_mm", {{6, 5}, {4, 5, 7}, {4}}, {{6, 7}}),
+            420);
+  EXPECT_EQ(flops("aten::_grouped_mm", {{4, 7, 5}, {5, 6}, {4}}, {{7, 6}}),
+            420);
+  EXPECT_EQ(flops("aten::_grouped_mm", {{5, 6}, {6, 7}, {4}}, {{4, 5, 7}}),
+            420);
   EXPECT_EQ(flops("aten::addmv", {{1}, {3, 5}, {5}}, {{3}}), 30);
   EXPECT_EQ(flops("aten::dot", {{5}, {5}}, {{}}), 10);
   EXPECT_EQ(flops("aten::linear", {{2, 3, 5}, {7, 5}, {7}}, {{2, 3, 7}}), 420);

@@ -1,0 +1,73 @@
+"""Which calls are alike; and the walk over a model that every call takes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from memscale._C import CallKind, trained_parameters
+from memscale.model.call_kind import call_kind
+from memscale.model.inputs import Call
+
+
+class _Shared(nn.Module):
+    """A module twice, a parameter twice, and places that are empty."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(2))
+        self.first = nn.Sequential(nn.Linear(2, 2, bias=False), nn.ReLU())
+        self.again = self.first[0]
+        self.last = nn.Linear(2, 2).requires_grad_(False)
+        self.last.weight = self.first[0].weight
+        self.register_parameter("none", None)
+        self.register_module("nothing", None)
+        self.listed = nn.ParameterList([nn.Parameter(torch.ones(1)) for _ in range(3)])
+        self.listed[1].requires_grad_(False)
+
+
+def _frozen_gpt2() -> nn.Module:
+    model = GPT2LMHeadModel(GPT2Config(n_layer=2, n_embd=32, n_head=2, vocab_size=64))
+    for i, parameter in enumerate(model.parameters()):
+        parameter.requires_grad_(i % 3 > 0)
+    return model
+
+
+MODELS = {
+    "shared": _Shared,
+    "gpt2": _frozen_gpt2,
+    "none": nn.ReLU,
+    "lstm": lambda: nn.LSTM(4, 4, 2),
+    "parametrized": lambda: nn.utils.parametrizations.weight_norm(nn.Linear(3, 3)),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_trained_parameters(name: str) -> None:
+    model = MODELS[name]()
+    expected = "".join("01"[p.requires_grad] for p in model.parameters())
+    assert trained_parameters(model) == expected
+
+
+def test_a_module_that_holds_itself() -> None:
+    model = nn.Sequential(nn.Linear(2, 2))
+    model._modules["self"] = model
+    assert trained_parameters(model) == "11"
+
+
+def test_what_makes_calls_differ() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+
+    def kind(rows: int = 2) -> CallKind:
+        return call_kind(model, Call((torch.ones(rows, 4),), {}, source="a test"))
+
+    before = kind()
+    assert kind(3).covers(before)
+    assert not before.covers(kind(3))
+    model[1].weight.requires_grad_(False)
+    frozen = kind()
+    assert not frozen.covers(before)
+    model.eval()
+    assert not kind().covers(frozen)
