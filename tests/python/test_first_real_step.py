@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import ctypes
+import gc
 import logging
 import threading
 import weakref
@@ -457,6 +458,7 @@ def test_a_cache_that_layers_read_is_not_let_go_by_a_given_plan() -> None:
 
 
 def test_nothing_is_left_behind() -> None:
+    gc.collect()  # models of earlier tests take their hooks with them
     hooks = len(torch_optimizer._global_optimizer_pre_hooks)
     model = make(Branching)
     memscale.wrap(model, config_of())

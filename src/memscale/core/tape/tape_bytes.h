@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <vector>
 
 #include "memscale/core/tape/op_use.h"
 #include "memscale/core/tape/why.h"
@@ -15,9 +16,13 @@ using StateId = std::uint32_t;
 using NodeId = std::uint32_t;
 inline constexpr std::uint32_t kNone = ~std::uint32_t{0};
 
-// Of a layer: arrays of an open tape have room for so many, those of a closed
-// one for what they have, since it lives until backward.
+// Of a layer: arrays of an open tape have room for so many. A closed one lives
+// until backward, so most of what it does not need is given back.
 inline constexpr std::size_t kExpectedOps = 64;
+template <typename T>
+void drop_spare_room(std::vector<T>& array) {
+  if (2 * array.size() < array.capacity()) array.shrink_to_fit();
+}
 
 // Which save: a number that only TapeBytes understands.
 using SaveKey = std::uint64_t;

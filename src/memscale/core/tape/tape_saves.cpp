@@ -101,8 +101,8 @@ std::vector<Tape::Claim> Tape::close() {
   for (NodeId id = 0; id < nodes_.size(); ++id) {
     if (nodes_[id].num_needed == 0) clear(id);
   }
-  states_.shrink_to_fit();
-  nodes_.shrink_to_fit();
+  drop_spare_room(states_);
+  drop_spare_room(nodes_);
   return claims;
 }
 

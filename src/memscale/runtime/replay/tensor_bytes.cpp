@@ -59,8 +59,8 @@ TensorBytes::TensorBytes(TensorTape& tape, std::shared_ptr<ReplayStats> stats)
 
 void TensorBytes::close() {
   call_ = TensorCall();
-  states_.shrink_to_fit();
-  nodes_.shrink_to_fit();
+  drop_spare_room(states_);
+  drop_spare_room(nodes_);
 }
 
 TensorBytes::~TensorBytes() = default;
