@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys as _sys
 from importlib.metadata import version as _version
 
 import torch as _torch
@@ -37,10 +38,29 @@ from memscale.config import AsyncOffloadConfig, Config, OptimizationMode  # noqa
 from memscale.estimation.estimate import Estimate, estimate  # noqa: E402
 from memscale.estimation.first_step import FirstStepEstimate, estimate_at_first_step  # noqa: E402
 from memscale.estimation.oom import OomReport, explain_oom  # noqa: E402
-from memscale.planning.plan import pareto, plan  # noqa: E402
+from memscale.planning import pareto, plan  # noqa: E402
 from memscale.verify import VerifyError, VerifyReport, verify_correctness  # noqa: E402
 
 __version__ = _version("memscale-open")
+
+# Modules that moved into rooms, by the names they had: imports of them go on working.
+_MOVED = {
+    "estimator": "estimation.estimate",
+    "executor": "attach.executor",
+    "first_step": "estimation.first_step",
+    "inputs": "model.inputs",
+    "layers": "model.layers",
+    "ledger": "attach.ledger",
+    "oom": "estimation.oom",
+    "plan_text": "report.plan",
+    "recording": "trace.recording",
+    "targets": "calls.targets",
+    "tracing": "trace.static",
+    "training_step": "trace.training_step",
+}
+for _old, _new in _MOVED.items():
+    _module = _sys.modules[f"memscale.{_new}"]
+    globals()[_old] = _sys.modules[f"memscale.{_old}"] = _module
 
 __all__ = [
     "AsyncOffloadConfig",

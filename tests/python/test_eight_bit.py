@@ -18,7 +18,7 @@ import memscale
 from memscale import Config, OptimizationMode
 from memscale._C import Timeline, plan_for, step_under
 from memscale.optim import AdamW8bit, bitsandbytes, is_8bit
-from memscale.planning.plan import question_of
+from memscale.planning import question_of
 from memscale.techniques import optimizer_state
 from replay_twins import Block
 

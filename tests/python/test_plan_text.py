@@ -9,7 +9,7 @@ import memscale
 from compat_twins import untouched_process  # noqa: F401
 from memscale import Config
 from memscale._C import Plan
-from memscale.planning.plan import Frontier
+from memscale.planning import Frontier
 from test_plan_budget import _batch, _model
 
 _MARKED = "<b>&[/b]:smile:[red]"

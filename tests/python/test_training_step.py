@@ -13,7 +13,7 @@ import memscale
 from memscale import Config, InputError
 from memscale._C import plan_for
 from memscale.estimation.estimate import estimate_step
-from memscale.planning.plan import question_of
+from memscale.planning import question_of
 from memscale.techniques import as_wrapped
 from memscale.trace.training_step import TrainingStep
 from plan_cases import case

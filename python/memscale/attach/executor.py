@@ -35,7 +35,7 @@ from memscale.calls.targets import innermost, is_compiled
 from memscale.config import Config
 from memscale.model.inputs import Call
 from memscale.model.layers import find_layers
-from memscale.planning.plan import fallback_choices
+from memscale.planning import fallback_choices
 from memscale.report.plan import plan_text, wrapped_text
 from memscale.techniques.table import make_techniques
 

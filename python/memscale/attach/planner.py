@@ -32,7 +32,7 @@ from memscale.model.call_kind import call_kind
 from memscale.model.inputs import Call
 from memscale.model.layers import find_layers
 from memscale.model.optimizers import find_optimizer, innermost_optimizer, only_of
-from memscale.planning.plan import question_of
+from memscale.planning import question_of
 from memscale.report.plan import plan_text
 from memscale.report.progress import progress
 from memscale.techniques import as_wrapped

@@ -19,7 +19,7 @@ from memscale.calls.way_in import remove_dead_hooks
 from memscale.config import AsyncOffloadConfig, Config
 from memscale.model.inputs import read_call
 from memscale.model.optimizers import check_optimizer
-from memscale.planning.plan import load_plan
+from memscale.planning import load_plan
 
 __all__ = ["EXECUTOR", "attach", "detach", "effective"]
 

@@ -10,7 +10,7 @@ import memscale
 from memscale._C import ConfigError
 from memscale.cli.models import Subject, UsageError
 from memscale.config import Config, OptimizationMode
-from memscale.planning.plan import Frontier
+from memscale.planning import Frontier
 
 __all__ = ["add_options", "check_options", "make", "show"]
 

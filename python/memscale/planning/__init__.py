@@ -1,1 +1,0 @@
-"""Plans, asked for without wrapping."""
