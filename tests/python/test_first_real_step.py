@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-import copy
 import ctypes
 import logging
-import threading
-import weakref
-from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
-import torch.optim.optimizer as torch_optimizer
 from torch import nn
 
 import memscale
 from compat_twins import (
     ROWS,
-    WIDTH,
     Block,
     Net,
-    Record,
     assert_same,
     batch,
     config_of,
@@ -30,90 +22,17 @@ from compat_twins import (
     run,
 )
 from memscale import Config, PlanError
-from memscale.calls.optimizer_steps import stop_watching
 from never_wrapped import assert_as_never_wrapped
-
-STEPS = 6
-
-
-class Branching(Net):
-    """Values decide what it does, so that fakes cannot run it."""
-
-    def __init__(self, depth: int = 3) -> None:
-        super().__init__(depth)
-        self.num_calls = 0
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.num_calls += 1
-        return super().forward(x if x.sum() > 0 else -x)
-
-
-class Routed(Net):
-    """A mixture of experts: how many rows go where is known when it runs."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = self.statistics(self.first(x))
-        for i, block in enumerate(self.blocks):
-            rows = torch.nonzero(x[:, i] > 0).squeeze(1)
-            x = x.index_copy(0, rows, block(x[rows]))
-        out: torch.Tensor = self.head(x)
-        return out
-
-
-class Doubled(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        ctx.save_for_backward(x)
-        return 2 * x
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
-        (x,) = ctx.saved_tensors
-        return 2 * gradient + 0 * x
-
-
-class WithFunction(Branching):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return Doubled.apply(super().forward(x))  # type: ignore[no-any-return]
-
-
-class WithFunc(Net):
-    """torch.func forbids saved-tensor hooks while it runs."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = self.statistics(self.first(x))
-        for block in self.blocks:
-            x = block(x)
-        scale = torch.func.grad(lambda y: y.square().sum())(x)
-        out: torch.Tensor = self.head(x + scale)
-        return out
-
-
-def make(kind: type[nn.Module], **options: Any) -> nn.Module:
-    torch.manual_seed(0)
-    return kind(**options)
-
-
-def drive(model: nn.Module, record: Record) -> None:
-    """Batches that differ, a loss of the loop's own, clipping."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    for step in range(STEPS):
-        loss = model(batch(step).to(next(model.parameters()).device)).square().mean()
-        record("loss", loss)
-        loss.backward()
-        record.gradients(model)
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-
-
-def train(model: nn.Module, steps: int = STEPS, rows: int = ROWS) -> None:
-    device = next(model.parameters()).device
-    optimizer = torch.optim.AdamW(model.parameters())
-    for step in range(steps):
-        model(batch(step, rows).to(device)).square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
+from untraceable import (
+    STEPS,
+    Branching,
+    Routed,
+    WithFunc,
+    WithFunction,
+    drive,
+    make,
+    train,
+)
 
 
 @pytest.mark.parametrize("kind", [Branching, Routed, WithFunction, WithFunc])
@@ -212,296 +131,6 @@ def test_larger_batches_are_recorded_too() -> None:
     train(model, 2, rows=2 * ROWS)
     small, large = executor_of(model).plans
     assert large.plain_peak_bytes > small.plain_peak_bytes
-
-
-def accumulating(model: nn.Module) -> None:
-    optimizer = torch.optim.AdamW(model.parameters())
-    for step in range(STEPS):
-        model(batch(step)).square().mean().backward()
-        if step % 2 == 1:
-            optimizer.step()
-            optimizer.zero_grad()
-
-
-def without_an_optimizer(model: nn.Module) -> None:
-    for step in range(STEPS):
-        model(batch(step)).square().mean().backward()
-
-
-def evaluating(model: nn.Module) -> None:
-    optimizer = torch.optim.AdamW(model.parameters())
-    for step in range(STEPS):
-        loss = model(batch(step)).square().mean()
-        with torch.no_grad():
-            model(batch(step))
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-
-def failing_first(model: nn.Module) -> None:
-    with pytest.raises(RuntimeError):
-        model(torch.randn(ROWS, WIDTH + 1))
-    train(model)
-
-
-def forward_first(model: nn.Module) -> None:
-    model(batch())
-    train(model)
-
-
-def profiled(model: nn.Module) -> None:
-    """Nothing is recorded under a profiler, which would lose its own state."""
-    optimizer = torch.optim.AdamW(model.parameters())
-    for step in range(STEPS):
-        with torch.profiler.profile() if step < 2 else nullcontext():
-            model(batch(step)).square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-
-def profiled_backward(model: nn.Module) -> None:
-    optimizer = torch.optim.AdamW(model.parameters())
-    for step in range(STEPS):
-        loss = model(batch(step)).square().mean()
-        with torch.profiler.profile() if step == 0 else nullcontext():
-            loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-
-def backward_twice(model: nn.Module) -> None:
-    """The second backward comes when the first step is planned with already."""
-    optimizer = torch.optim.AdamW(model.parameters())
-    for step in range(STEPS):
-        loss = model(batch(step)).square().mean()
-        loss.backward(retain_graph=True)
-        optimizer.step()
-        optimizer.zero_grad()
-        model(batch(step + 20))
-        del loss
-
-
-def evaluating_between_backwards(model: nn.Module) -> None:
-    for step in range(STEPS):
-        loss = model(batch(step)).square().mean()
-        loss.backward(retain_graph=True)
-        with torch.no_grad():
-            model(batch(step))
-        loss.backward()
-
-
-def another_hook(model: nn.Module) -> None:
-    """torch must not find its list of hooks changed while it goes through it."""
-    optimizer = torch.optim.AdamW(model.parameters())
-    calls = []
-    for step in range(STEPS):
-        model(batch(step)).square().mean().backward()
-        if step == 0:
-            handle = torch_optimizer.register_optimizer_step_pre_hook(
-                lambda *_: calls.append(1)
-            )
-        optimizer.step()
-        optimizer.zero_grad()
-    handle.remove()
-    assert len(calls) == STEPS
-
-
-@pytest.mark.parametrize(
-    "loop",
-    [
-        accumulating,
-        without_an_optimizer,
-        evaluating,
-        failing_first,
-        forward_first,
-        profiled,
-        profiled_backward,
-        backward_twice,
-        evaluating_between_backwards,
-        another_hook,
-    ],
-    ids=lambda loop: loop.__name__,
-)
-def test_loops(loop: Callable[[nn.Module], None]) -> None:
-    plain, ours = make(Branching), make(Branching)
-    memscale.wrap(ours, config_of())
-    for model in (plain, ours):
-        torch.manual_seed(1)
-        loop(model)
-    assert executor_of(ours).plan is not None
-    for a, b in zip(ours.parameters(), plain.parameters(), strict=True):
-        assert torch.equal(a, b)
-
-
-def test_two_calls_before_each_backward_are_not_planned(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    model = make(Branching)
-    plain = copy.deepcopy(model)
-    memscale.wrap(model, config_of())
-
-    def loop(model: nn.Module) -> None:
-        torch.manual_seed(1)
-        optimizer = torch.optim.AdamW(model.parameters())
-        for step in range(4):
-            a, b = model(batch(step)), model(batch(step + 10))
-            (a.square().mean() + b.square().mean()).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-
-    loop(plain)
-    loop(model)
-    for a, b in zip(model.parameters(), plain.parameters(), strict=True):
-        assert torch.equal(a, b)
-    assert executor_of(model).plan is None
-    assert "called again before the backward of its first call" in caplog.text
-
-
-def test_a_graph_that_outlives_the_recording() -> None:
-    """Its saves are asked for when the trace is long finished."""
-    model, plain = make(Branching), make(Branching)
-    memscale.wrap(model, config_of())
-    for each in (plain, model):
-        torch.manual_seed(1)
-        inner = torch.optim.SGD([each.head.bias], lr=0.0)
-        loss = each(batch()).square().mean()
-        loss.backward(retain_graph=True)
-        inner.step()  # ends the recording; the weights stay as they are
-        torch.autograd.grad(loss, [each.first.weight], retain_graph=True)
-
-
-def test_an_optimizer_that_steps_inside_backward(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    def loop(model: nn.Module) -> None:
-        torch.manual_seed(1)
-        optimizers = {p: torch.optim.AdamW([p]) for p in model.parameters()}
-
-        def step(parameter: torch.Tensor) -> None:
-            optimizers[parameter].step()
-            parameter.grad = None
-
-        for parameter in model.parameters():
-            parameter.register_post_accumulate_grad_hook(step)
-        for number in range(4):
-            model(batch(number)).square().mean().backward()
-
-    plain, model = make(Branching), make(Branching)
-    loop(plain)
-    memscale.wrap(model, config_of())
-    loop(model)
-    for a, b in zip(model.parameters(), plain.parameters(), strict=True):
-        assert torch.equal(a, b)
-    assert "inside of its backward" in caplog.text
-    other = make(Branching)  # the thread is free for others
-    memscale.wrap(other, config_of())
-    train(other)
-    assert executor_of(other).plan is not None
-
-
-def test_an_optimizer_whose_step_calls_the_model(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    def loop(model: nn.Module) -> None:
-        torch.manual_seed(1)
-        optimizer = torch.optim.AdamW(model.parameters())
-
-        def closure() -> torch.Tensor:
-            optimizer.zero_grad()
-            loss = model(batch()).square().mean()
-            loss.backward()
-            return loss
-
-        for _ in range(4):
-            optimizer.step(closure)
-
-    plain, model = make(Branching), make(Branching)
-    loop(plain)
-    memscale.wrap(model, config_of())
-    loop(model)
-    for a, b in zip(model.parameters(), plain.parameters(), strict=True):
-        assert torch.equal(a, b)
-    assert "its optimizer's step calls it" in caplog.text
-
-
-def test_two_models_in_one_step() -> None:
-    first, second = make(Branching), make(Branching)
-    for model in (first, second):
-        memscale.wrap(model, config_of())
-    optimizer = torch.optim.AdamW([*first.parameters(), *second.parameters()])
-    for step in range(STEPS):
-        loss = first(batch(step)).square().mean() + second(batch(step)).square().mean()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    assert executor_of(first).plan is not None
-    assert executor_of(second).plan is not None
-
-
-def test_batches_that_grow() -> None:
-    model = make(Branching)
-    memscale.wrap(model, config_of())
-    for step in range(4):
-        train(model, 1, rows=ROWS + 32 * step)
-    assert len(executor_of(model).plans) == 3  # the last is planned with the next
-
-
-def test_a_cache_that_layers_read_is_not_let_go_by_a_given_plan() -> None:
-    """A plan of a recorded step does not know who reads what a layer caches."""
-    model = make(Branching)
-    memscale.wrap(model, config_of())
-    train(model, 3)
-    plan = executor_of(model).plan
-    assert plan is not None
-    assert plan.find_choice("use_cache") is None
-
-
-def test_nothing_is_left_behind() -> None:
-    # A model that was dropped leaves the one hook there is, until the next one stops.
-    stop_watching(nn.Module())  # type: ignore[arg-type]
-    hooks = len(torch_optimizer._global_optimizer_pre_hooks)
-    model = make(Branching)
-    memscale.wrap(model, config_of())
-    model(batch())
-    assert len(torch_optimizer._global_optimizer_pre_hooks) == hooks + 1
-    memscale.detach(model)  # in the middle of the step that is recorded
-    assert len(torch_optimizer._global_optimizer_pre_hooks) == hooks
-    plain = make(Branching)
-    plain(batch())
-    assert_as_never_wrapped(model, plain)
-    memscale.wrap(model, config_of())
-    train(model)
-    assert len(torch_optimizer._global_optimizer_pre_hooks) == hooks
-
-
-def test_a_model_that_is_dropped_leaves_its_thread_free() -> None:
-    model = make(Branching)
-    memscale.wrap(model, config_of())
-    model(batch())
-    gone = weakref.ref(model)
-    del model
-    assert gone() is None
-    other = make(Branching)
-    memscale.wrap(other, config_of())
-    train(other)
-    assert executor_of(other).plan is not None
-
-
-def test_a_step_that_another_thread_ends(caplog: pytest.LogCaptureFixture) -> None:
-    model = make(Branching)
-    memscale.wrap(model, config_of())
-    optimizer = torch.optim.AdamW(model.parameters())
-    model(batch()).square().mean().backward()
-    thread = threading.Thread(target=optimizer.step)
-    thread.start()
-    thread.join()
-    train(model)
-    assert "ended by another thread" in caplog.text
-    other = make(Branching)  # this thread can be recorded again
-    memscale.wrap(other, config_of())
-    train(other)
-    assert executor_of(other).plan is not None
 
 
 def test_arguments_that_have_no_shape() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -25,7 +24,7 @@ import models
 from memscale._C import Timeline
 from memscale.model.inputs import read_call
 from memscale.trace import repeated_layers
-from memscale.trace.repeated_layers import NotRepeatable, equal_groups
+from memscale.trace.repeated_layers import NotRepeatable
 from memscale.trace.static import TracedStep, _StaticTracer
 
 # Loaded before the first backward: autograd's engine counts devices there, once.
@@ -440,48 +439,6 @@ def test_depth_adds_bytes_but_no_work(count_repeats: list[int]) -> None:
     peaks = [memscale.estimate(Deep(n), x).peak_bytes for n in (10, 20, 30)]
     assert len(count_repeats) == 6 + 16 + 26
     assert peaks[2] - peaks[1] == peaks[1] - peaks[0] > 0
-
-
-class TestEqualGroups:
-    def test_equal(self) -> None:
-        assert equal_groups([Block(i) for i in range(4)]) == [[0, 1, 2, 3]]
-
-    def test_an_integer_may_count(self) -> None:
-        layers = [Block(i) for i in range(3)]
-        layers[2].index = 7
-        assert equal_groups(layers) == [[0, 1], [2]]
-
-    def test_a_setting_counts(self) -> None:
-        layers = [Block(i, dropout=0.1 * (i % 2)) for i in range(4)]
-        assert equal_groups(layers) == [[0, 2], [1, 3]]
-
-    def test_a_shape_counts(self) -> None:
-        layers = [Block(i) for i in range(3)]
-        layers[1].up = nn.Linear(WIDTH, 64, bias=False)
-        assert equal_groups(layers) == [[0, 2], [1]]
-
-    def test_a_mode_counts(self) -> None:
-        layers = [Block(i) for i in range(3)]
-        layers[1].dropout.eval()
-        assert equal_groups(layers) == [[0, 2], [1]]
-
-    @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
-    def test_recurrent_layers(self, kind: type[nn.RNNBase]) -> None:
-        """They hold their weights in lists, and references to them."""
-        layers: list[nn.Module] = [kind(8, 8), kind(8, 8), kind(8, 8, bias=False)]
-        assert equal_groups(layers) == [[0, 1], [2]]
-
-    def test_arrays_cannot_be_compared(self) -> None:
-        layers = [Block(i) for i in range(2)]
-        for layer in layers:
-            layer.table = [np.arange(3)]
-        assert equal_groups(layers) == [[0], [1]]
-
-    def test_hooks_and_shared_parameters_exclude(self) -> None:
-        layers = [Block(i) for i in range(5)]
-        layers[1].down.register_forward_hook(lambda *args: None)
-        layers[3].up.weight = layers[2].up.weight
-        assert equal_groups(layers) == [[0, 4]]
 
 
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
