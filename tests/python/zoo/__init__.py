@@ -1,1 +1,1 @@
-"""Every architecture of transformers from a tiny config, plain against ours."""
+"""Models of transformers and of plain torch, tiny, trained plain and by us."""

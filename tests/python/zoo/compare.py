@@ -79,7 +79,8 @@ def seed(number: int) -> None:
 
 def loss_of(output: Any) -> Tensor:
     """The model's own, or one that depends on all that it gives."""
-    loss = getattr(output, "loss", None)
+    is_loss = isinstance(output, Tensor) and output.dim() == 0
+    loss = output if is_loss else getattr(output, "loss", None)
     if isinstance(loss, Tensor) and loss.requires_grad:
         return loss.float().mean()
     given = [t for t in _tensors_in(output) if t.requires_grad]

@@ -1,14 +1,19 @@
-"""Every architecture of transformers, one after the other, on a few processes.
+"""Every model of the zoo, one after the other, on a few processes.
 
 ::
 
     python tests/python/zoo/run.py                  # all of them (make test-zoo)
-    python tests/python/zoo/run.py bert gpt2 t5     # some
+    python tests/python/zoo/run.py bert unet_2d     # some
     python tests/python/zoo/run.py --arms wrap,smallest,block bert
+    python tests/python/zoo/run.py --arms cpu,sim --no-check
     python tests/python/zoo/run.py --processes 1 --results zoo.jsonl
 
 Prints a line for each, with what was compared, and ends with a summary. The exit
-status is 1 if one failed, or if fewer passed than there should be.
+status is 1 if one failed (it trained differently), if fewer passed than there should
+be, or, unless ``--no-check``, if a goal of zoo.goals is missed.
+
+Models in plain torch come first, then transformers' in an order that is random and
+always the same: a run that is stopped early is a sample.
 
 With ``--results``, each outcome is written to that file as it comes, one JSON object
 a line. A run that was stopped goes on from there: it leaves out what the file says
@@ -18,22 +23,26 @@ has passed or was skipped, tries again what failed, and sums up all of it.
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import multiprocessing
 import os
+import random
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import asdict
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from zoo.check import Outcome, check
-from zoo.compare import ARMS
+from memscale import simdev
+from zoo import torch_models
+from zoo.architectures import architectures
+from zoo.check import ARMS, DEFAULT_ARMS, Outcome, check
+from zoo.goals import asides, goals
 
 PROCESSES = 2
 SECONDS_EACH = 120
@@ -47,6 +56,11 @@ def work(connection: Connection, arms: tuple[str, ...]) -> None:
     torch.set_num_threads(1)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     os.environ["HF_HUB_OFFLINE"] = "1"
+    # Before the first backward, where autograd's engine counts devices.
+    simdev.enable(memory="4GiB")
+    architectures()
+    gc.collect()
+    gc.freeze()  # modules and classes: each collection would look at them again
     for kind in iter(connection.recv, None):
         try:
             connection.send(check(kind, arms))
@@ -55,7 +69,7 @@ def work(connection: Connection, arms: tuple[str, ...]) -> None:
 
 
 class Worker:
-    """A process that checks one architecture at a time, until its time is up."""
+    """A process that checks one model at a time, until its time is up."""
 
     def __init__(self, arms: tuple[str, ...]) -> None:
         context = multiprocessing.get_context("spawn")
@@ -130,7 +144,12 @@ class Results:
         self._path = path
         if path is not None and path.exists():
             for line in path.read_text().splitlines():
-                outcome = Outcome(**json.loads(line))
+                try:
+                    outcome = Outcome.from_json(json.loads(line))
+                except (ValueError, TypeError) as error:
+                    raise SystemExit(
+                        f"{path} cannot be gone on from: {error}; name another file"
+                    ) from None
                 self.outcomes[outcome.kind] = outcome
 
     def is_done(self, kind: str) -> bool:
@@ -141,23 +160,41 @@ class Results:
         self.outcomes[outcome.kind] = outcome
         if self._path is not None:
             with self._path.open("a") as file:
-                print(json.dumps(asdict(outcome)), file=file)
+                print(json.dumps(outcome.to_json()), file=file)
+
+
+def in_order() -> list[str]:
+    """All kinds: plain torch first, then transformers', shuffled."""
+    others = list(architectures())
+    random.Random(17).shuffle(others)
+    return [*torch_models.MODELS, *others]
 
 
 def main() -> int:
-    from zoo.architectures import architectures
-
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("kinds", nargs="*", help="model types; all, if none is named")
-    parser.add_argument("--arms", default="wrap,block", help=f"of {', '.join(ARMS)}")
+    parser.add_argument("kinds", nargs="*", help="names of models; all, if none")
+    parser.add_argument(
+        "--arms", default=",".join(DEFAULT_ARMS), help=f"of {', '.join(ARMS)}"
+    )
     parser.add_argument("--seconds", type=int, default=SECONDS_EACH, help="for each")
     parser.add_argument("--at-least", type=int, help=f"must pass; {AT_LEAST} of all")
     parser.add_argument("--processes", type=int, default=PROCESSES, help="at a time")
     parser.add_argument(
         "--results", type=Path, help="a file to write to and go on from"
     )
+    parser.add_argument(
+        "--check",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="whether a goal that is missed is a failure",
+    )
     arguments = parser.parse_args()
-    kinds = arguments.kinds or list(architectures())
+    arms = tuple(arguments.arms.split(","))
+    if unknown := set(arms) - set(ARMS):
+        parser.error(f"--arms must be of {', '.join(ARMS)}, got {sorted(unknown)}")
+    kinds = arguments.kinds or in_order()
+    if strangers := set(kinds) - set(in_order()):
+        parser.error(f"no model of the zoo has these names: {sorted(strangers)}")
     at_least = arguments.at_least
     if at_least is None:
         at_least = 0 if arguments.kinds else AT_LEAST
@@ -165,16 +202,20 @@ def main() -> int:
     results = Results(arguments.results)
     run_all(
         [kind for kind in kinds if not results.is_done(kind)],
-        tuple(arguments.arms.split(",")),
+        arms,
         arguments.seconds,
         arguments.processes,
         results.add,
     )
     outcomes = [results.outcomes[kind] for kind in kinds]
-    return summary(outcomes, at_least, time.monotonic() - started)
+    return summary(
+        outcomes, at_least, time.monotonic() - started, checks=arguments.check
+    )
 
 
-def summary(outcomes: list[Outcome], at_least: int, seconds: float) -> int:
+def summary(
+    outcomes: list[Outcome], at_least: int, seconds: float, *, checks: bool = True
+) -> int:
     count = Counter(outcome.status for outcome in outcomes)
     print()
     for status in ("skipped", "failed"):
@@ -187,7 +228,13 @@ def summary(outcomes: list[Outcome], at_least: int, seconds: float) -> int:
     )
     if count["passed"] < at_least:
         print(f"fewer than {at_least} passed")
-    return int(count["failed"] > 0 or count["passed"] < at_least)
+    for aside in asides(outcomes):
+        print(aside)
+    reached = goals(outcomes)
+    for goal in reached:
+        print(goal)
+    missed = checks and not all(goal.is_met for goal in reached)
+    return int(count["failed"] > 0 or count["passed"] < at_least or missed)
 
 
 if __name__ == "__main__":
