@@ -1,26 +1,36 @@
-"""All of them by name."""
+"""All of them by name: "torch:resnet". transformers has a "resnet" of its own."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
-from torch import nn
-
-from zoo.torch_models import images
-
-Made = tuple[nn.Module, dict[str, Any]]
+from zoo.torch_models import (
+    generative,
+    images,
+    recurrences,
+    sounds,
+    structures,
+    tables,
+    tuned,
+)
+from zoo.torch_models.made import Maker
 
 
 @dataclass(frozen=True)
 class Entry:
     """``has_random_depth``: it leaves out layers at random."""
 
-    make: Callable[[], Made]
+    make: Maker
     has_random_depth: bool = False
 
 
+_FILES = (images, generative, sounds, recurrences, structures, tables, tuned)
+
 MODELS: dict[str, Entry] = {
-    **{name: Entry(make) for name, make in images.MAKERS.items()},
+    f"torch:{name}": Entry(make)
+    for file in _FILES
+    for name, make in file.MAKERS.items()
+} | {
+    f"torch:{name}": Entry(make, has_random_depth=True)
+    for name, make in tuned.RANDOM_DEPTH.items()
 }
