@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -57,6 +59,51 @@ def test_cpu_and_cpu_0_are_one_device() -> None:
         with track("cpu:0"):
             pass
     assert outer.peak - outer.before == 100 * KIB
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        pytest.param(lambda _: torch.UntypedStorage(64 * KIB), id="UntypedStorage"),
+        pytest.param(lambda a: a.untyped_storage().clone(), id="storage.clone"),
+        pytest.param(copy.deepcopy, id="deepcopy"),
+        pytest.param(lambda a: copy.deepcopy(torch.nn.Buffer(a)), id="buffer"),
+        pytest.param(lambda a: torch.nn.Parameter(a.clone()), id="parameter"),
+        pytest.param(
+            lambda _: torch.UntypedStorage(0).resize_(64 * KIB), id="storage.resize_"
+        ),
+    ],
+)
+def test_storages_of_torchs_default_allocator_are_counted(
+    make: Callable[[torch.Tensor], object],
+) -> None:
+    a = torch.zeros(16 * KIB)
+    with track("cpu") as memory:
+        made = make(a)
+        assert memory.current - memory.before == 64 * KIB
+        del made
+        assert memory.current == memory.before
+
+
+def test_memory_that_is_not_torchs_is_not_counted() -> None:
+    with track("cpu") as memory:
+        made = torch.frombuffer(bytearray(64 * KIB), dtype=torch.uint8)
+        assert memory.current == memory.before
+    del made
+
+
+def test_storages_from_before_the_import_are_freed_by_their_own_allocator() -> None:
+    code = (
+        "import torch\n"
+        "old = [torch.UntypedStorage(1 << 20), torch.zeros(1 << 18)]\n"
+        "import memscale\n"
+        "with memscale.memory.track('cpu') as m:\n"
+        "    old[0].resize_(2 << 20)\n"
+        "    assert m.current - m.before == 2 << 20, m.current\n"
+        "    old.clear()\n"
+        "assert m.current == m.before, m.current"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_default_device_is_the_accelerator(sim: torch.device) -> None:
