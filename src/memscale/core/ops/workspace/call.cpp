@@ -37,10 +37,28 @@ bool Tensor::channels_last() const {
   return fits(0);
 }
 
+bool Tensor::suggests_channels_last() const {
+  if (dim() != 4 && dim() != 5) return false;
+  Int least = 0;
+  if (stride(1) == 0) return false;
+  const auto fits = [&](Int d) {
+    if (size(d) == 0 || stride(d) < least) return false;
+    if (d == 0 && least == stride(1)) return false;
+    least = stride(d) * std::max<Int>(size(d), 1);
+    return true;
+  };
+  if (!fits(1)) return false;
+  for (Int d = dim() - 1; d >= 2; --d) {
+    if (!fits(d)) return false;
+  }
+  return fits(0);
+}
+
 std::optional<Call> call_of(const Trace& trace, const Op& op, int num_threads) {
   Call call;
   call.overload = OpName::of(op.name).overload;
   call.mutates = op.mutates;
+  call.transposed = op.transposed;
   call.threads = num_threads;
   for (const ValueId id : op.inputs) call.in.emplace_back(trace.at(id));
   for (const ValueId id : op.outputs) call.out.emplace_back(trace.at(id));

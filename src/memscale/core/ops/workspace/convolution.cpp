@@ -1,308 +1,282 @@
 #include <algorithm>
 
+#include "memscale/core/ops/workspace/convolution_shape.h"
 #include "memscale/core/ops/workspace/formulas.h"
 
-// Convolutions of one and two dimensions.
+// Convolutions of one, two and three dimensions.
 
 namespace memscale::scratch {
 namespace {
 
 // Note [Convolutions on the CPU]
-// oneDNN computes in its own layouts: channels in blocks of 16 (padded). So
-// input, weight and result each exist twice for a while: reordered into blocks
-// before, and back after. Tensors in channels_last are taken as they are, but
-// weights. If the result comes out as NHWC where NCHW is asked for (strided
-// gradients of inputs), it is copied once more. A gradient of weights that
-// threads compute from different images is reduced from one copy for each.
-struct Convolution {
-  Int batch, in_channels, out_channels, groups, kernel, in_space, out_space;
-  Int element, threads;
-  bool large_kernel = true;  // every side > 3
-  bool wide_kernel = false;  // some side > 3
-  bool patches = false;      // some side > 14
-  Int out_rows = 1;
-  Int border = 0;  // elements around an image that the kernel reaches beyond
-  bool strided = false;
-  bool transposed = false;
-  bool channels_last = false;
-  bool bias = false;
+// oneDNN computes in its own layouts. Its usual kernels have channels in
+// blocks of 16 (padded), so that image, weight and result each exist twice for
+// a while: reordered into blocks before, and back after. Its kernels for
+// strided gradients of images (brgconv_strided) and for depthwise volumes have
+// channels last: what they make is copied twice. Where neither fits, a product
+// of matrices reads tensors as they are (gemm), from patches as columns.
+// Tensors in channels_last are taken as they are, but weights. A gradient of
+// weights that threads compute from different images is reduced from one copy
+// for each.
+//
+// The functions below take and give bytes in the order in which torch's and
+// oneDNN's allocations were seen.
+class Held final {
+ public:
+  void take(Int bytes) {
+    now_ += bytes;
+    most_ = std::max(most_, now_);
+  }
+  void give(Int bytes) { now_ -= bytes; }
+  // For the duration of a moment.
+  void touch(Int bytes) { most_ = std::max(most_, now_ + bytes); }
+  Int most() const { return most_; }
 
-  // Nothing if the shapes are not those of a convolution.
-  static std::optional<Convolution> of(const Call& call, const Tensor& in,
-                                       const Tensor& weight,
-                                       const Tensor& out) {
-    // One or two dimensions; those of three take other kernels.
-    const bool image = (in.dim() == 3 || in.dim() == 4) &&
-                       weight.dim() == in.dim() && out.dim() == in.dim();
-    if (!image || in.numel() == 0 || weight.numel() == 0) return {};
-    Convolution c{};
-    c.batch = in.size(0);
-    c.in_channels = in.size(1);
-    c.out_channels = out.size(1);
-    c.kernel = weight.product(2);
-    c.in_space = in.product(2);
-    c.out_space = out.product(2);
-    c.element = in.element();
-    c.threads = call.threads;
-    c.large_kernel = weight.dim() == 4;
-    if (weight.dim() == 4) c.out_rows = out.size(2);
-    bool grows = false;
-    for (Int d = 2; d < weight.dim(); ++d) {
-      const Int side = weight.size(d);
-      const Int longer = std::max(in.size(d), out.size(d));
-      const Int shorter = std::min(in.size(d), out.size(d));
-      if (side <= 3) c.large_kernel = false;
-      if (side > 3) c.wide_kernel = true;
-      if (side > 14) c.patches = true;
-      if (shorter * side != longer) c.border += (shorter + 2) * (side - 1);
-      // With a stride of 1, the result is at most a kernel smaller.
-      const bool strided =
-          shorter < longer - (side - 1) && shorter * 2 <= longer + side;
-      if (strided) c.strided = true;
-      if (out.size(d) > in.size(d) + (strided ? 0 : side + 1)) grows = true;
-    }
-    const bool plain =
-        weight.size(0) == c.out_channels && c.in_channels % weight.size(1) == 0;
-    const bool swapped =
-        weight.size(0) == c.in_channels && c.out_channels % weight.size(1) == 0;
-    if (!plain && !swapped) return {};
-    c.transposed = swapped && (!plain || grows);
-    c.groups = (c.transposed ? c.out_channels : c.in_channels) / weight.size(1);
-    if (c.groups == 0) return {};
-    c.channels_last = (in.channels_last() && !in.contiguous()) ||
-                      (weight.channels_last() && !weight.contiguous());
-    return c;
-  }
+ private:
+  Int now_ = 0, most_ = 0;
+};
 
-  // Channels as blocks hold them.
-  static Int blocked(Int channels) { return up(channels, 16); }
-  bool depthwise() const {
-    return groups > 1 && groups == in_channels && groups == out_channels;
-  }
-
-  Int in_bytes() const { return batch * in_channels * in_space * element; }
-  Int out_bytes() const { return batch * out_channels * out_space * element; }
-  Int weight_bytes() const {
-    return in_channels * out_channels / groups * kernel * element;
-  }
-  Int in_blocked() const {
-    return batch * blocked(in_channels) * in_space * element;
-  }
-  Int out_blocked() const {
-    return batch * blocked(out_channels) * out_space * element;
-  }
-  Int weight_blocked() const {
-    if (depthwise()) return blocked(groups) * kernel * element;
-    if (groups > 1) return weight_bytes();
-    return blocked(in_channels) * blocked(out_channels) * kernel * element;
-  }
-  // Half precision goes in pairs.
-  Int weight_channels() const {
-    return element == 2 ? up(in_channels, 2) : in_channels;
-  }
-  // brgemm's batches and buffers.
-  Int small_buffers() const { return threads * 6144 + 48; }
-
-  // ConvParams::use_mkldnn
-  bool slow() const {
-    if (element == 8) return true;
-    if (element == 2) return false;
-    if (kernel == 1 && !strided && batch < 16 && threads == 1) return true;
-    return batch == 1 && groups == 1 && !large_kernel &&
-           in_channels * in_space <= 20480;
-  }
-  // Image patches as columns of a matrix; groups are put together at the end.
-  Int columns() const {
-    const Int parts = groups > 1 ? out_bytes() : 0;
-    if (transposed) {
-      return batch * out_channels / groups * kernel * in_space * element +
-             parts;
-    }
-    if (kernel == 1 && !strided) return parts;
-    return batch * in_channels / groups * kernel * out_space * element + parts;
-  }
-  // A strided 1x1 kernel first drops what it skips (rtus), in each thread.
-  Int unit_stride() const {
-    if (kernel != 1 || !strided) return 0;
-    return threads * std::min(in_space, out_space) * blocked(in_channels) *
-               element +
-           320;
-  }
-  // A strided gradient copies an image of its source with a border, in each
-  // thread (brgconv_strided). For a transposed convolution, that is forward.
-  Int strided_buffers() const {
-    const Int sources = transposed ? in_channels : out_channels;
-    const Int targets = transposed ? out_channels : in_channels;
-    const Int space = transposed ? in_space : out_space;
-    const Int fixed = 30720 + 18432 * std::min<Int>(4, div_up(targets, 16));
-    return threads * (fixed + (space + border) * sources * element);
-  }
-  // A 1x1 kernel in half precision sums an image in float32, in each thread.
-  Int half_sums(Int channels, Int space) const {
-    if (element != 2 || kernel != 1) return 0;
-    return threads * blocked(channels) * space * kFloat + 8192;
-  }
+class Convolution final : ConvolutionShape {
+ public:
+  explicit Convolution(ConvolutionShape shape)
+      : ConvolutionShape(std::move(shape)) {}
 
   Int forward() const {
-    if (slow()) return columns();
-    if (transposed) return transposed_forward();
-    if (channels_last) {
-      if (depthwise()) return blocked(groups) * kernel * element;
-      // Many or uneven channels come in blocks of 48.
-      const bool wide =
-          out_channels >= 512 || (out_channels > 64 && out_channels % 32 != 0);
-      const Int channels = wide ? up(out_channels, 48) : blocked(out_channels);
-      return channels * weight_channels() / groups * kernel * element +
-             small_buffers() + half_sums(out_channels, out_space) +
-             (element == 2 ? unit_stride() : 0);
+    if (is_torchs()) return torchs_forward();
+    Held held;
+    if (transposed) {
+      image_from_result(held, /*forward=*/true);
+      return held.most() - image();
     }
-    // The first layer's few channels are read as they are.
-    const bool first = in_channels < 16 && kernel > 1 && groups == 1;
-    const Int input = first ? 0 : in_blocked();
-    const Int weight =
-        first ? blocked(out_channels) * weight_channels() * kernel * element
-              : weight_blocked();
-    const Int computing = input + weight + out_blocked() - out_bytes() +
-                          unit_stride() + half_sums(out_channels, out_space) +
-                          (bias && out_channels % 16 != 0 ? 256 : 0);
-    return std::max(computing, out_blocked());
-  }
-
-  Int transposed_forward() const {
-    // A bias is added to a second copy of the result.
-    const Int sums = bias ? out_blocked() + 128 : 0;
-    if (channels_last) {
-      return weight_blocked() +
-             (strided ? strided_buffers() + sums : small_buffers() + 128);
-    }
-    if (strided) {
-      const Int nhwc = in_bytes() + weight_blocked() + strided_buffers();
-      return std::max(nhwc + sums, 2 * out_bytes());
-    }
-    const Int computing =
-        in_blocked() + weight_blocked() + out_blocked() + sums - out_bytes();
-    return std::max(computing, out_blocked());
-  }
-
-  // How many threads share one gradient of the weight: oneDNN's balance of
-  // threads over images and channels (balance() of jit_avx512_core backward by
-  // weights). Each has a copy, so that a guess would be off by whole weights.
-  Int sharing() const {
-    const Int in_blocks = div_up(in_channels, 16);
-    const Int out_blocks = div_up(out_channels, 16);
-    // Rows of images are shared out; a 1x1 kernel's pixels.
-    const Int pieces = std::max<Int>(1, kernel == 1 ? out_space : out_rows);
-    const Int shares = batch * pieces;
-    const Int in_piece = (kernel == 1 ? out_space : in_space) / pieces /
-                         (strided && kernel > 1 ? 4 : 1);
-    const Int out_piece = out_space / pieces;
-    struct Split {
-      Int images, outs, ins;
-    };
-    const auto memory = [&](Split s) {
-      const Int share = div_up(shares, s.images);
-      const Int outs = div_up(out_blocks, s.outs);
-      const Int ins = div_up(in_blocks, s.ins);
-      return share * 16 * (ins * in_piece + outs * out_piece) +
-             (kernel == 1 ? 12 : 8) * outs * ins * kernel * 256;
-    };
-    const auto work = [&](Split s) {
-      return div_up(shares, s.images) * div_up(out_blocks, s.outs) *
-             div_up(in_blocks, s.ins);
-    };
-    const auto each_split = [&](auto&& visit) {
-      for (Int images = 1; images <= std::min(threads, shares); ++images) {
-        const Int rest = threads / images;
-        for (Int outs = 1; outs <= std::min(rest, out_blocks); ++outs) {
-          visit(Split{images, outs, std::min(rest / outs, in_blocks)});
-        }
-      }
-    };
-    Split best{1, 1, 1};
-    each_split([&](Split s) {
-      if (memory(s) <= memory(best)) best = s;
-    });
-    // Less work is worth a tenth more memory; much less work, any.
-    const Int least = memory(best);
-    each_split([&](Split s) {
-      if ((work(s) <= work(best) && 10 * memory(s) < 11 * least) ||
-          4 * work(s) <= 3 * work(best)) {
-        best = s;
-      }
-    });
-    return best.images;
+    result_from_image(held, /*forward=*/true);
+    return held.most() - result();
   }
 
   // `outputs`: the bytes of the gradients, which are no scratch.
-  Int backward(bool needs_input, Int outputs) const {
-    if (slow()) return columns();
-    const Int grad_input = needs_input ? in_bytes() : 0;
-    const Int peak =
-        std::max(needs_input ? by_input() : 0, grad_input + by_weight());
-    return std::max<Int>(0, peak - outputs);
-  }
-
-  // The peak while the gradient of the input is computed, that included.
-  Int by_input() const {
-    const Int weight = weight_blocked() + half_sums(in_channels, in_space);
-    const bool nhwc = strided && !transposed && groups == 1;
-    if (channels_last) {
-      return in_bytes() + weight + (nhwc ? strided_buffers() : small_buffers());
+  Int backward(bool needs_input, bool needs_weight, Int outputs) const {
+    Held held;
+    if (needs_input) {
+      if (is_torchs()) {
+        torchs_input_gradient(held);
+      } else if (transposed) {
+        result_from_image(held, /*forward=*/false);
+      } else {
+        image_from_result(held, /*forward=*/false);
+      }
     }
-    const Int in_blocks =
-        std::max(out_blocked() + weight + in_blocked() + unit_stride(),
-                 in_blocked() + in_bytes());
-    if (!nhwc) return in_blocks;
-    // Both exist for 1x1 kernels.
-    return std::max({kernel == 1 ? in_blocks : 0, 3 * in_bytes(),
-                     out_bytes() + in_bytes() + weight + strided_buffers()});
+    if (needs_weight) {
+      if (is_torchs()) {
+        held.touch(weight() + torchs_weight_columns());
+      } else {
+        weight_from_both(held);
+      }
+    }
+    return std::max<Int>(0, held.most() - outputs);
   }
 
-  // The peak while that of the weight is, without that of the input.
-  Int by_weight() const {
-    Int input = in_blocked(), output = out_blocked();
-    Int weight = weight_blocked();
-    const bool first =
-        in_channels < 16 && kernel > 1 && groups == 1 && !transposed;
-    if (first) {
-      // The first layer: channels as they are, or in blocks of 8.
-      const bool as_is = in_channels <= 3;
-      const Int channels = as_is ? in_channels : up(in_channels, 8);
-      input = as_is ? 0 : batch * channels * in_space * element;
-      weight = blocked(out_channels) * channels * kernel * element;
-    } else if (depthwise() && channels_last) {
-      weight = groups * 16 * 16 * kernel * element;
-    } else if (depthwise() && wide_kernel) {
+ private:
+  // ---- torch's own, from columns ----
+
+  // Image patches as columns of a matrix.
+  Int all_columns() const {
+    return batch * image_channels / groups * kernel() * result_space() *
+           element;
+  }
+  // Groups are put together at the end.
+  Int parts(Int whole) const { return groups > 1 ? whole : 0; }
+  bool pointwise() const { return kernel() == 1 && !strided(); }
+  Int torchs_forward() const {
+    if (transposed) {
+      const Int ones = bias ? image_space() * element : 0;
+      return all_columns() + ones + parts(image());
+    }
+    return (pointwise() ? 0 : all_columns()) + parts(result());
+  }
+  // Leaves the gradient.
+  void torchs_input_gradient(Held& held) const {
+    held.take(transposed ? result() : image());
+    if (dim() == 3 || transposed) held.touch(all_columns());
+  }
+  Int torchs_weight_columns() const {
+    return pointwise() && !transposed ? 0 : all_columns();
+  }
+
+  // ---- oneDNN's ----
+
+  // Half precision goes in pairs.
+  Int paired(Int channels) const {
+    return element == 2 ? up(channels, 2) : channels;
+  }
+  // brgemm's batches and buffers.
+  Int small_buffers() const { return threads * 6144 + 48; }
+  // A bias whose blocks are padded.
+  Int padded_bias() const {
+    const Int channels = transposed ? image_channels : result_channels;
+    if (!bias || transposed || channels % 16 == 0) return 0;
+    return blocked(channels) * kFloat + 128;
+  }
+  // A strided 1x1 kernel first drops what it skips (rtus), in each thread.
+  Int unit_stride() const {
+    if (kernel() != 1 || !strided() || dim() == 3) return 0;
+    return threads * std::min(image_space(), result_space()) *
+               blocked(image_channels) * element +
+           128;
+  }
+  // A 1x1 kernel in half precision sums an image in float32, in each thread.
+  Int half_sums(Int channels, Int space) const {
+    if (element != 2 || kernel() != 1) return 0;
+    return threads * blocked(channels) * space * kFloat + 8192;
+  }
+  // brgconv_strided copies the result with what its kernel overhangs, in each
+  // thread, beside a list of products and a mask; each in whole pages
+  // (init_scratchpad of brgemm_convolution_bwd_utils).
+  Int strided_buffers() const {
+    constexpr Int kProduct = 40;  // sizeof(brgemm_batch_element_t)
+    Int space = 1;
+    for (const Slide& slide : slides) space *= slide.result + slide.overhang();
+    const Int copy = up(space * result_channels, kPage) * element;
+    const Int list = up(up(kernel() * kProduct, kPage), kProduct);
+    return 3 * kPage + threads * (copy + list + kPage);
+  }
+  // A copy with channels last; the same bytes where there is but one channel,
+  // or one pixel.
+  static Int to_channels_last(Int bytes, Int channels, Int space) {
+    return channels == 1 || space == 1 ? 0 : bytes;
+  }
+  // What came out with channels last, as `bytes` that are held, becomes dense
+  // in torch's order.
+  static void from_channels_last(Held& held, Int size, Int channels,
+                                 Int space) {
+    const bool same = to_channels_last(size, channels, space) == 0;
+    held.touch(same ? size : 2 * size);
+  }
+  Int gemm_columns() const { return threads * columns() + 128; }
+
+  // oneDNN's forward: of a convolution, or of a transposed one's gradient.
+  // Leaves the result.
+  void result_from_image(Held& held, bool forward) const {
+    if (channels_last) {
+      held.touch(result() + result_channels_last(forward));
+    } else if (!groups_fill_blocks()) {
+      held.touch(gemm_columns() + result());
+      held.touch(2 * result());
+    } else if (depthwise() && dim() == 3) {
+      held.touch(image() + weight() + result());
+      held.touch(3 * result());
+    } else {
+      const Int channels = paired(image_channels);
+      const Int read = few_channels() ? 0 : image_blocked();
+      const Int kernels = few_channels() ? blocked(result_channels) * channels *
+                                               kernel() * element
+                                         : weight_blocked();
+      held.touch(read + kernels + result_blocked() + unit_stride() +
+                 half_sums(result_channels, result_space()) +
+                 (forward ? padded_bias() : 0));
+      held.touch(result_blocked() + result());
+    }
+    held.take(result());
+  }
+
+  // What it takes beside the result.
+  Int result_channels_last(bool forward) const {
+    if (!forward) return weight_blocked() + small_buffers();
+    if (depthwise()) return blocked(groups) * kernel() * element;
+    // Many or uneven channels come in blocks of 48.
+    const bool wide = result_channels >= 512 ||
+                      (result_channels > 64 && result_channels % 32 != 0);
+    const Int channels =
+        wide ? up(result_channels, 48) : blocked(result_channels);
+    return channels * paired(image_channels) / groups * kernel() * element +
+           small_buffers() + half_sums(result_channels, result_space()) +
+           (element == 2 ? unit_stride() : 0);
+  }
+
+  // oneDNN's gradient by the image: of a convolution, or a transposed one's
+  // forward. Leaves the image.
+  void image_from_result(Held& held, bool forward) const {
+    const bool by_stride = strided() && groups == 1;
+    // A bias is added to a second copy of the image.
+    const Int sums = forward && bias ? image_blocked() + 128 : 0;
+    if (channels_last) {
+      const Int weights =
+          weight_blocked() +
+          (forward ? 0 : half_sums(image_channels, image_space()));
+      if (forward && !strided()) {
+        held.touch(image() + weights + small_buffers() + 128);
+      } else {
+        held.touch(image() + weights +
+                   (by_stride ? strided_buffers() + sums : small_buffers()));
+      }
+    } else if (!groups_fill_blocks() || (depthwise() && dim() == 3)) {
+      held.touch(image() + gemm_columns());
+      held.touch(2 * image());
+    } else if (by_stride || (forward && strided() && !depthwise())) {
+      const Int weights = blocked(image_channels) * paired(result_channels) /
+                          groups * kernel() * element;
+      held.touch(to_channels_last(result(), result_channels, result_space()) +
+                 weights + image() + strided_buffers() + (forward ? 128 : 0));
+      held.take(image());
+      from_channels_last(held, image(), image_channels, image_space());
+      return;
+    } else {
+      held.touch(result_blocked() + weight_blocked() + image_blocked() + sums +
+                 half_sums(image_channels, image_space()) + unit_stride());
+      held.touch(image_blocked() + image());
+    }
+    held.take(image());
+  }
+
+  // The kernels that read images of 4 to 15 channels, or groups of 8, are for
+  // two dimensions.
+  bool weight_by_gemm() const {
+    if (!groups_fill_blocks()) return true;
+    if (depthwise()) return any_side_above(3) || dim() == 3;
+    if (few_channels() && any_side_above(14)) return true;
+    if (dim() < 3) return false;
+    return (few_channels() && image_channels > 3) ||
+           (groups > 1 && (image_channels / groups % 16 != 0 ||
+                           result_channels / groups % 16 != 0));
+  }
+
+  // oneDNN's gradient by the weight. Leaves it, and the bias's.
+  void weight_from_both(Held& held) const {
+    const Int plain = weight() + (bias ? 2 * result_channels * element : 0);
+    if (weight_by_gemm() && !(channels_last && depthwise()) && element != 2) {
       // A product of matrices, from columns; nothing is reordered.
-      const Int columns = kernel * out_space * element;
-      return weight_bytes() + threads * (4 * weight_bytes() + columns) + 256;
+      const Int copies = std::min(threads, batch) *
+                         (4 * weight() + (channels_last ? 2 : 1) * columns());
+      held.touch(weight() + copies + 384);
+      held.touch(weight() + plain);
+      return;
+    }
+    Int read = image_blocked(), made = result_blocked();
+    Int weights = weight_blocked();
+    if (few_channels()) {
+      // Channels as they are, or in blocks of 8.
+      const bool as_is = image_channels <= 3;
+      const Int channels = as_is ? image_channels : up(image_channels, 8);
+      read = as_is ? 0 : batch * channels * image_space() * element;
+      weights = blocked(result_channels) * channels * kernel() * element;
+    } else if (depthwise() && channels_last) {
+      weights = groups * 16 * 16 * kernel() * element;
     }
     const Int copies_of_weight = groups > 1 ? 1 : sharing();
-    Int reduction =
-        (bias && out_channels % 16 != 0 ? 21504 : 0) + unit_stride();
-    if (first) reduction += threads * 6144;
+    Int reduction = padded_bias() + unit_stride();
     if (element == 2) {
       // In float32, from transposed images; an upper bound.
-      reduction += threads * (patches ? 4 : 2) * weight + 16384 +
-                   threads * (in_blocked() + out_blocked()) /
+      reduction += threads * (any_side_above(14) ? 4 : 2) * weights + 16384 +
+                   threads * (image_blocked() + result_blocked()) /
                        std::max<Int>(batch, 1) * 9 / 8;
-    } else if (first && patches) {
-      // A product of matrices, from columns; nothing is reordered.
-      input = output = 0;
-      weight = weight_bytes();
-      const Int columns = in_channels * kernel * out_space * element;
-      reduction +=
-          std::min(threads, batch) *
-          (4 * weight_bytes() + (channels_last ? 2 : 1) * columns + 256);
     } else if (copies_of_weight > 1) {
-      reduction +=
-          (copies_of_weight - (kernel == 1 ? 0 : 1)) * weight + threads * 4352;
+      reduction += (copies_of_weight - (kernel() == 1 ? 0 : 1)) * weights +
+                   threads * 4352;
     }
-    const Int plain = weight_bytes() + (bias ? 2 * out_channels * element : 0);
     if (channels_last) {
-      return weight + std::max(reduction, plain + weight_bytes());
+      held.touch(weights + std::max(reduction, plain + weight()));
+    } else {
+      held.touch(weights + read + made + reduction);
+      held.touch(weights + plain);
     }
-    return weight + std::max(input + output + reduction, plain);
   }
 };
 
@@ -316,35 +290,36 @@ Int layout_copy(const Tensor& t, bool channels_last) {
 
 Result convolution(const Call& call) {
   const Tensor& in = call.in.at(0);
-  auto c = Convolution::of(call, in, call.in.at(1), call.out.at(0));
-  if (!c) return {};
-  c->bias = call.in.size() > 2;
-  return c->forward() + layout_copy(in, c->channels_last);
+  auto shape = ConvolutionShape::of(call, in, call.in.at(1), call.out.at(0));
+  if (!shape) return {};
+  shape->bias = call.in.size() > 2;
+  return Convolution(*shape).forward() + layout_copy(in, shape->channels_last);
 }
 
 Result convolution_backward(const Call& call) {
   const Tensor& grad = call.in.at(0);
   const Tensor& in = call.in.at(1);
   const Tensor& weight = call.in.at(2);
-  auto c = Convolution::of(call, in, weight, grad);
-  if (!c) return {};
-  // Groups of few channels take other kernels.
-  const bool whole_blocks = c->in_channels / c->groups % 16 == 0 &&
-                            c->out_channels / c->groups % 16 == 0;
-  if (c->groups > 1 && !c->depthwise() && !whole_blocks) return {};
-  Int outputs = 0;
+  auto shape = ConvolutionShape::of(call, in, weight, grad);
+  if (!shape) return {};
+  // Which gradients were asked for is seen from the outputs' shapes.
+  Int outputs = 0, large = 0;
   for (const Tensor& out : call.out) {
     outputs += out.bytes();
-    if (out.dim() == 1) c->bias = true;
+    if (out.dim() == 1) {
+      shape->bias = true;
+    } else {
+      ++large;
+    }
   }
-  // Which gradients were asked for is seen from the outputs' shapes.
   const bool needs_input =
-      !call.out.empty() &&
-      std::ranges::equal(call.out[0].sizes(), in.sizes()) &&
-      !(call.out.size() == 1 && std::ranges::equal(in.sizes(), weight.sizes()));
-  return c->backward(needs_input, outputs) +
-         layout_copy(grad, c->channels_last) +
-         layout_copy(in, c->channels_last);
+      large == 2 ||
+      (large == 1 && std::ranges::equal(call.out[0].sizes(), in.sizes()) &&
+       !std::ranges::equal(in.sizes(), weight.sizes()));
+  const bool needs_weight = large == 2 || (large == 1 && !needs_input);
+  return Convolution(*shape).backward(needs_input, needs_weight, outputs) +
+         layout_copy(grad, shape->channels_last) +
+         layout_copy(in, shape->channels_last);
 }
 
 }  // namespace memscale::scratch

@@ -51,6 +51,9 @@ class Tensor final {
   bool contiguous() const;
   // NHWC or NDHWC; as torch, true as well of shapes where both are the same.
   bool channels_last() const;
+  // suggest_memory_format(): where shapes leave it open (sides of 1), strides
+  // tell, and kernels follow them.
+  bool suggests_channels_last() const;
   bool dense() const { return contiguous() || channels_last(); }
   // What contiguous() allocates.
   Int contiguous_copy() const { return contiguous() ? 0 : bytes(); }
@@ -68,6 +71,7 @@ struct Call {
   std::string_view overload;
   std::vector<Tensor> in, out;
   bool mutates = false;
+  bool transposed = false;  // of a convolution
   Int threads = 1;
 };
 
