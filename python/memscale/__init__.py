@@ -35,17 +35,17 @@ from memscale.api import (  # noqa: E402
 )
 from memscale.attach.executor import Executor  # noqa: E402
 from memscale.config import AsyncOffloadConfig, Config, OptimizationMode  # noqa: E402
-from memscale.estimation.estimate import Estimate, estimate  # noqa: E402
+from memscale.estimation.estimate import Estimate  # noqa: E402
 from memscale.estimation.first_step import FirstStepEstimate, estimate_at_first_step  # noqa: E402
 from memscale.estimation.oom import OomReport, explain_oom  # noqa: E402
-from memscale.planning import pareto, plan  # noqa: E402
+from memscale.planning import estimate, pareto, plan  # noqa: E402
 from memscale.verify import VerifyError, VerifyReport, verify_correctness  # noqa: E402
 
 __version__ = _version("memscale-open")
 
 # Modules that moved into rooms, by the names they had: imports of them go on working.
 _MOVED = {
-    "estimator": "estimation.estimate",
+    "estimator": "planning",
     "executor": "attach.executor",
     "first_step": "estimation.first_step",
     "inputs": "model.inputs",

@@ -1,6 +1,11 @@
-"""Plans: what each layer does, why, and what that is predicted to come to.
+"""A training step before it runs: its memory, and plans for it.
 
 ::
+
+    estimate = memscale.estimate(model, batch)      # of the plain step
+    print(estimate)                 # a table
+    estimate.peak_bytes             # 10_871_635_968
+    estimate.fits("RTX 3090")       # a Fit: fits, needed, reserve, capacity
 
     plan = memscale.plan(model, batch, config=Config(budget="6GiB"))
     print(plan)                     # a table
@@ -40,11 +45,18 @@ from memscale.optim.bitsandbytes import steps_in_pieces
 from memscale.optim.convert import is_plain_adam
 from memscale.techniques import as_wrapped
 from memscale.trace.optimizer_step import OptimizerLike
-from memscale.trace.training_step import Device, TrainingStep
+from memscale.trace.training_step import (
+    DEFAULT_BATCH,
+    DEFAULT_LENGTH,
+    Device,
+    TrainingStep,
+)
 
 __all__ = [
+    "Estimate",
     "Frontier",
     "Plan",
+    "estimate",
     "fallback_choices",
     "load_plan",
     "pareto",
@@ -56,6 +68,52 @@ _NUM_PLANS = 12
 
 # More than any plan has, and less than a checkpoint that was named by mistake.
 _MAX_READ = 64 << 20
+
+
+def estimate(
+    model: nn.Module,
+    sample_input: Any = None,
+    optimizer: OptimizerLike = "adamw",
+    config: Config | None = None,
+    loss_fn: LossFn | None = None,
+    *,
+    device: Device = None,
+    batch: int = DEFAULT_BATCH,
+    length: int = DEFAULT_LENGTH,
+) -> Estimate:
+    """Predict the memory of a training step of ``model`` without running it.
+
+    ``sample_input``: a tensor, a tuple or list of arguments, a dict of keyword
+    arguments, or a batch of your DataLoader; without one it is built from the
+    model's own description, for ``batch`` and ``length``. ``optimizer``: a name of
+    torch.optim in lower case, an optimizer, a function that makes one from
+    parameters, or None. ``config``: the step is predicted as it runs once the model is
+    wrapped with this config, under the plan that it then follows (``Estimate.plan``);
+    without one it is the plain step. ``loss_fn(output)`` or
+    ``loss_fn(output, target)``; without one the model's own loss, else a stand-in:
+    ``Estimate.loss`` says which. ``device``: a torch device or the name of a card,
+    "RTX 3090"; default: where the model is. For a card that this machine lacks the
+    simulated device's kernels are traced (and its backend is loaded).
+
+    A model whose code depends on values that only a real run has is recorded: one
+    real forward and backward on its own device, with everything restored after
+    (``config.use_empirical_fallback``). Raises InputError, TraceError, HardwareError,
+    PlanError if no plan is within ``config.budget``, or the model's own error if it
+    rejects the sample.
+    """
+    _check_config(config)
+    step = TrainingStep.of(
+        model, sample_input, optimizer, loss_fn, device, batch=batch, length=length
+    )
+    if config is None:
+        return estimate_step(step, Config())
+    traced, question = _traced(step, config)
+    if config.plan is None:
+        followed = _C.plan_for(question)
+    else:
+        followed = load_plan(config.plan, step.model)
+        _C.check_allowed(followed, config)
+    return traced.under(followed, _C.step_under(question, followed))
 
 
 def plan(
@@ -73,8 +131,10 @@ def plan(
     Raises PlanError, naming the smallest budget that works, if ``config.budget`` is
     too small.
     """
+    _check_config(config)
     step = TrainingStep.of(model, sample_input, optimizer, loss_fn, device, **sizes)
-    return _C.plan_for(_question(step, config))
+    _, question = _traced(step, config or Config())
+    return _C.plan_for(question)
 
 
 def pareto(
@@ -96,8 +156,10 @@ def pareto(
     """
     if isinstance(max_plans, bool) or not isinstance(max_plans, int) or max_plans < 2:
         raise PlanError(f"max_plans must be an int >= 2, got {max_plans!r}")
+    _check_config(config)
     step = TrainingStep.of(model, sample_input, optimizer, loss_fn, device, **sizes)
-    return Frontier(_C.plan_frontier(_question(step, config), max_plans))
+    _, question = _traced(step, config or Config())
+    return Frontier(_C.plan_frontier(question, max_plans))
 
 
 class Frontier(list[Plan]):
@@ -134,14 +196,18 @@ def load_plan(source: str, model: nn.Module) -> Plan:
     return made
 
 
-def _question(step: TrainingStep, config: Config | None) -> Question:
+def _check_config(config: object) -> None:
     if config is not None and not isinstance(config, Config):
         raise TypeError(f"config must be a Config, got {type(config).__name__}")
-    config = config or Config()
+
+
+def _traced(step: TrainingStep, config: Config) -> tuple[Estimate, Question]:
+    """The step as it runs wrapped, not yet under a plan, and what to ask about it."""
     traced = as_wrapped(lambda: estimate_step(step, config))
-    return question_of(
+    question = question_of(
         traced, config, type(step.model).__name__, step.model, step.optimizer, step.card
     )
+    return traced, question
 
 
 def question_of(

@@ -1,13 +1,7 @@
 """How many bytes a training step will need, and who needs them.
 
-::
-
-    estimate = memscale.estimate(model, batch, optimizer="adamw")
-    print(estimate)                # a table
-    estimate.peak_bytes            # 10_871_635_968
-    estimate.fits("RTX 3090")      # a Fit: fits, needed, reserve, capacity
-
-Nothing is allocated and nothing of the model changes: see memscale.trace.static.
+What ``memscale.estimate`` returns, and how a step that is known is traced or recorded
+for it. Nothing is allocated and nothing of the model changes: see memscale.trace.static.
 """
 
 from __future__ import annotations
@@ -20,7 +14,6 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from torch import nn
 
 from memscale import hardware
 from memscale._C import (
@@ -28,25 +21,22 @@ from memscale._C import (
     HardwareError,
     InputError,
     Instant,
+    Plan,
     Timeline,
     Trace,
     granularity_of,
+    plain_step,
 )
 from memscale._C import fit as fit_bytes
 from memscale.config import Config
 from memscale.estimation.text import estimate_text
-from memscale.model.inputs import Call, DescribedCall, LossFn
-from memscale.trace.optimizer_step import OptimizerLike, describe_optimizer
+from memscale.model.inputs import Call, DescribedCall
+from memscale.trace.optimizer_step import describe_optimizer
 from memscale.trace.recording import record_step
 from memscale.trace.static import CannotTrace, TracedStep, trace_step
-from memscale.trace.training_step import (
-    DEFAULT_BATCH,
-    DEFAULT_LENGTH,
-    Device,
-    TrainingStep,
-)
+from memscale.trace.training_step import TrainingStep
 
-__all__ = ["Estimate", "LayerShare", "estimate", "estimate_step"]
+__all__ = ["Estimate", "LayerShare", "estimate_step"]
 
 _log = logging.getLogger("memscale")
 
@@ -66,23 +56,36 @@ class Estimate:
     A step is ``loss = …model(batch)…; loss.backward(); optimizer.step();
     optimizer.zero_grad()`` once the optimizer has its state. The output is let go
     before backward: a loop that keeps it in a variable holds that much more.
+
+    ``plan`` is the plan that the step follows, None for the plain step. All bytes, ops
+    and layers are of the step under the plan; only ``plain_peak_bytes`` is not.
     """
 
     def __init__(
         self, step: TracedStep, call: Call | DescribedCall, optimizer: str, target: str
     ):
+        self.plan: Plan | None = None
         self._step = step
+        self._trace = step.trace
         self.inputs = call.source
         self.call = str(call)
         self.optimizer = optimizer
         self.target = target
+
+    def under(self, plan: Plan, trace: Trace) -> Estimate:
+        """The same step as it runs under ``plan``; ``trace`` is what it then does."""
+        call = DescribedCall(self.call, self.inputs)
+        made = Estimate(self._step, call, self.optimizer, self.target)
+        made.plan = plan
+        made._trace = trace
+        return made
 
     # ---- how it was made ----
 
     @property
     def trace(self) -> Trace:
         """Every op of the step."""
-        return self._step.trace
+        return self._trace
 
     @property
     def device(self) -> torch.device:
@@ -119,14 +122,18 @@ class Estimate:
     @property
     def peak_bytes(self) -> int:
         """The most that is held on the device at once."""
-        return self._peak.bytes if self._peak is not None else self.timeline.resident
+        return _peak_of(self.timeline)
+
+    @property
+    def plain_peak_bytes(self) -> int:
+        """The same of the plain step, without any plan; ``plan`` names the same."""
+        plain = plain_step(self._step.trace)
+        return _peak_of(Timeline(plain, "device", self.granularity))
 
     @cached_property
     def host_peak_bytes(self) -> int:
         """The most that is held on the host beside the device; 0 for the CPU."""
-        timeline = Timeline(self.trace, "host", 1)
-        peak = timeline.peak()
-        return peak.bytes if peak is not None else timeline.resident
+        return _peak_of(Timeline(self.trace, "host", 1))
 
     @cached_property
     def breakdown(self) -> dict[str, int]:
@@ -181,6 +188,7 @@ class Estimate:
         """Plain numbers and texts, as ``--json`` prints them."""
         return {
             "peak_bytes": self.peak_bytes,
+            "plain_peak_bytes": self.plain_peak_bytes,
             "host_peak_bytes": self.host_peak_bytes,
             "breakdown": self.breakdown,
             "phases": self.phases,
@@ -201,6 +209,7 @@ class Estimate:
             "loss": self.loss,
             "method": self.method,
             "notes": self.notes,
+            "plan": None if self.plan is None else json.loads(self.plan.to_json()),
         }
 
     def to_json(self) -> str:
@@ -213,46 +222,13 @@ class Estimate:
         return f"<Estimate peak_bytes={self.peak_bytes} target={self.target!r}>"
 
 
-def estimate(
-    model: nn.Module,
-    sample_input: Any = None,
-    optimizer: OptimizerLike = "adamw",
-    config: Config | None = None,
-    loss_fn: LossFn | None = None,
-    *,
-    device: Device = None,
-    batch: int = DEFAULT_BATCH,
-    length: int = DEFAULT_LENGTH,
-) -> Estimate:
-    """Predict the memory of a training step of ``model`` without running it.
-
-    ``sample_input``: a tensor, a tuple or list of arguments, a dict of keyword
-    arguments, or a batch of your DataLoader; without one it is built from the
-    model's own description, for ``batch`` and ``length``. ``optimizer``: a name of
-    torch.optim in lower case, an optimizer, a function that makes one from
-    parameters, or None. ``loss_fn(output)`` or ``loss_fn(output, target)``; without
-    one the model's own loss, else a stand-in: ``Estimate.loss`` says which.
-    ``device``: a torch device or the name of a card, "RTX 3090"; default: where the
-    model is. For a card that this machine lacks the simulated device's kernels are
-    traced (and its backend is loaded).
-
-    A model whose code depends on values that only a real run has is recorded: one
-    real forward and backward on its own device, with everything restored after
-    (``config.use_empirical_fallback``). Raises InputError, TraceError, HardwareError,
-    or the model's own error if it rejects the sample.
-    """
-    if config is not None and not isinstance(config, Config):
-        raise TypeError(f"config must be a Config, got {type(config).__name__}")
-    step = TrainingStep.of(
-        model, sample_input, optimizer, loss_fn, device, batch=batch, length=length
-    )
-    return estimate_step(step, config or Config())
-
-
 def estimate_step(
     step: TrainingStep, config: Config, *, fallback: bool = True
 ) -> Estimate:
-    """The same for a step that is known; ``fallback`` False: never run the model."""
+    """Of the plain step; ``fallback`` False: never run the model.
+
+    Of the config only the ways to see a step count, not the plan that it asks for.
+    """
     fallback = fallback and config.use_empirical_fallback
     traced: TracedStep | None = None
     why = "use_static_profiling is off"
@@ -286,6 +262,11 @@ def estimate_step(
             why=why,
         )
     return Estimate(traced, step.call, describe_optimizer(step.optimizer), step.target)
+
+
+def _peak_of(timeline: Timeline) -> int:
+    peak = timeline.peak()
+    return peak.bytes if peak is not None else timeline.resident
 
 
 @functools.cache

@@ -10,6 +10,7 @@ from memscale._C import format_bytes
 from memscale.report.tables import exact, fields, item, layer_label, place, table
 
 if TYPE_CHECKING:
+    from memscale._C import Plan
     from memscale.estimation.estimate import Estimate, LayerShare
 
 __all__ = [
@@ -42,6 +43,7 @@ def estimate_text(estimate: Estimate, cards: Sequence[str] = CARDS) -> str:
 
 
 def _header(estimate: Estimate) -> str:
+    plan = {} if estimate.plan is None else {"plan": _plan(estimate.plan)}
     return fields(
         {
             "call": f"model({estimate.call})",
@@ -49,9 +51,22 @@ def _header(estimate: Estimate) -> str:
             "loss": estimate.loss,
             "optimizer": estimate.optimizer,
             "target": estimate.target,
+            **plan,
             "method": _method(estimate.method),
             "kernels": _kernels(estimate),
         }
+    )
+
+
+def _plan(plan: Plan) -> str:
+    asked = f"mode {plan.mode}"
+    if plan.budget is not None:
+        asked = f"budget {format_bytes(plan.budget)}"
+    recomputing = sum(layer.recomputes for layer in plan.layers)
+    eight = ", optimizer state in 8 bits" if plan.optimizer_bits == 8 else ""
+    return (
+        f"{asked}: {recomputing} of {len(plan.layers)} layers recompute{eight}, "
+        f"{plan.slowdown:.0%} slower"
     )
 
 
@@ -75,6 +90,8 @@ def _kernels(estimate: Estimate) -> str:
 
 def _peak(estimate: Estimate) -> str:
     text = f"Peak: {exact(estimate.peak_bytes)}"
+    if estimate.plan is not None:
+        text += f" under the plan\n  instead of {exact(estimate.plain_peak_bytes)}"
     if estimate.peak_op is not None:
         where = place(estimate.peak_phase, estimate.peak_op, estimate.peak_layer)
         text += f"\n  in {where}"

@@ -241,6 +241,7 @@ void bind_configs(py::module_& m) {
       .def_readonly("use_mixed_precision", &E::use_mixed_precision)
       .def_readonly("use_8bit_optimizer", &E::use_8bit_optimizer)
       .def_readonly("slowdown_limit", &E::slowdown_limit)
+      .def_readonly("stops_at_knee", &E::stops_at_knee)
       .def_readonly("budget", &E::budget)
       .def_readonly("host_limit", &E::host_limit);
 

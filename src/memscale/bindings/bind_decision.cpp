@@ -206,6 +206,8 @@ void bind_questions(py::module_& m) {
   m.def("check_allowed", &check_allowed, py::arg("plan"), py::arg("config"));
   m.def("step_under", &step_under, py::arg("question"), py::arg("plan"),
         py::call_guard<py::gil_scoped_release>());
+  m.def("plain_step", &plain_step, py::arg("recorded"),
+        py::call_guard<py::gil_scoped_release>());
   m.def("rule_names", &rule_names);
   m.def("technique_names", &technique_names);
 }

@@ -206,6 +206,7 @@ TEST(Config, ModesDecideWhatTheUserLeftOpen) {
   EXPECT_FALSE(effective.use_mixed_precision);
   EXPECT_FALSE(effective.use_8bit_optimizer);
   EXPECT_EQ(effective.slowdown_limit, 0.05);
+  EXPECT_FALSE(effective.stops_at_knee);
 
   config.mode = OptimizationMode::Balanced;
   effective = config.resolve();
@@ -215,6 +216,7 @@ TEST(Config, ModesDecideWhatTheUserLeftOpen) {
   EXPECT_FALSE(effective.use_mixed_precision);
   EXPECT_FALSE(effective.use_8bit_optimizer);
   EXPECT_EQ(effective.slowdown_limit, 0.25);
+  EXPECT_TRUE(effective.stops_at_knee);
 
   config.mode = OptimizationMode::Aggressive;
   effective = config.resolve();
@@ -224,6 +226,7 @@ TEST(Config, ModesDecideWhatTheUserLeftOpen) {
   EXPECT_TRUE(effective.use_mixed_precision);
   EXPECT_TRUE(effective.use_8bit_optimizer);
   EXPECT_EQ(effective.slowdown_limit, std::nullopt);
+  EXPECT_FALSE(effective.stops_at_knee);
 }
 
 TEST(Config, WhatTheUserSetOverridesTheMode) {

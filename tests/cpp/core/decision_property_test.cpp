@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "decision_samples.h"
+#include "memscale/base/wide.h"
 #include "memscale/core/plan/decision.h"
 #include "synthetic_step.h"
 
@@ -87,6 +88,7 @@ std::vector<Plan> uniform_plans(const Question& question) {
     const Forecast found = forecast(question, uniform_rules(question, policy));
     Plan& plan = plans.emplace_back();
     plan.peak = found.peak + question.margin;
+    plan.plain_nanoseconds = question.cost.nanoseconds(*question.trace);
     plan.nanoseconds = found.nanoseconds;
   }
   return plans;
@@ -144,6 +146,7 @@ TEST(DecisionProperty, ModesStayWithinTheirSlowdown) {
   RC_ASSERT(rc::check([] {
     const Trace trace = any_step();
     Question question = any_question(trace);
+    question.config.stops_at_knee = false;
     std::vector<Bytes> peaks;
     for (const std::optional<double> limit :
          {std::optional(0.05), std::optional(0.25), std::optional<double>()}) {
@@ -157,6 +160,24 @@ TEST(DecisionProperty, ModesStayWithinTheirSlowdown) {
     RC_ASSERT(peaks[1] >= peaks[2]);
     for (const Plan& uniform : uniform_plans(question)) {
       RC_ASSERT(peaks[2] <= uniform.peak);
+    }
+  }));
+}
+
+TEST(DecisionProperty, NoPlanHasASmallerProductOfTimeAndPeakThanTheKnee) {
+  RC_ASSERT(rc::check([] {
+    const Trace trace = any_step();
+    const Question question = any_question(trace);
+    const auto product = [](const Plan& plan) {
+      const std::int64_t time = plan.plain_nanoseconds + plan.nanoseconds;
+      return Wide{time} * plan.peak.count();
+    };
+    const Plan knee = decide(question).plan;
+    RC_ASSERT(knee.slowdown() <= 0.25);
+    RC_ASSERT(knee.peak == replayed_peak(question, knee) + question.margin);
+    for (const Plan& uniform : uniform_plans(question)) {
+      if (uniform.slowdown() > 0.25) continue;
+      RC_ASSERT(product(knee) <= product(uniform));
     }
   }));
 }

@@ -152,14 +152,16 @@ struct ModeRow {
   bool mixed_precision;
   bool eight_bit;
   std::optional<double> slowdown_limit;
+  bool stops_at_knee;
 };
 
 constexpr std::array kModes = {
     ModeRow{OptimizationMode::Conservative, true, false, false, false, false,
-            0.05},
-    ModeRow{OptimizationMode::Balanced, true, true, false, false, false, 0.25},
+            0.05, false},
+    ModeRow{OptimizationMode::Balanced, true, true, false, false, false, 0.25,
+            true},
     ModeRow{OptimizationMode::Aggressive, true, true, true, true, true,
-            std::nullopt},
+            std::nullopt, false},
 };
 static_assert(kModes.size() == EnumNames<OptimizationMode>::kTable.size());
 
@@ -188,6 +190,7 @@ EffectiveConfig Config::resolve() const {
       .use_mixed_precision = choose(use_mixed_precision, row.mixed_precision),
       .use_8bit_optimizer = choose(use_8bit_optimizer, row.eight_bit),
       .slowdown_limit = row.slowdown_limit,
+      .stops_at_knee = row.stops_at_knee,
       .budget = budget,
       .host_limit = std::nullopt,
   };

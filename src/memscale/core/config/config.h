@@ -43,6 +43,9 @@ struct EffectiveConfig final {
   // How much longer than the plain step a step may take, as a fraction of it
   // (0.25 = 25 %). None: no limit.
   std::optional<double> slowdown_limit;
+  // Whether less is spent where a further percent of time takes less than a
+  // percent off the peak and the step fits the device: see plan/knee.h.
+  bool stops_at_knee;
   // Hard limit of allocated bytes on the device. None: device memory times
   // target_gpu_utilization.
   std::optional<Bytes> budget;

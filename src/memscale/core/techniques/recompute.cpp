@@ -1,13 +1,18 @@
 #include <algorithm>
 #include <array>
+#include <cmath>
+#include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "memscale/base/error.h"
 #include "memscale/core/plan/forecast.h"
 #include "memscale/core/plan/frontier.h"
+#include "memscale/core/plan/knee.h"
 #include "memscale/core/plan/question.h"
 #include "memscale/core/plan/rules/rule.h"
 #include "memscale/core/plan/tape_choice.h"
@@ -52,29 +57,62 @@ void choose_under_budget(RuleContext& context, const FrontierSearch& search) {
                   smallest.peak + question.margin));
 }
 
-void choose_by_mode(RuleContext& context, const FrontierSearch& search) {
-  const Question& question = context.question;
-  const std::vector<Forecast> frontier = search.frontier();
-  const auto limit = question.config.slowdown_limit;
+// The part of a frontier that takes at most so much longer than the plain step.
+std::span<const Forecast> within_slowdown(std::span<const Forecast> frontier,
+                                          std::optional<double> limit,
+                                          std::int64_t plain_nanoseconds) {
+  if (!limit) return frontier;
   const auto is_allowed = [&](const Forecast& found) {
-    return !limit ||
-           static_cast<double>(found.nanoseconds) <=
-               *limit * static_cast<double>(context.plan().plain_nanoseconds);
+    return static_cast<double>(found.nanoseconds) <=
+           *limit * static_cast<double>(plain_nanoseconds);
   };
   // The last one takes no time at all.
-  const auto chosen = std::ranges::find_if(frontier, is_allowed);
-  apply_forecast(question, *chosen, context.plan());
-  const Bytes peak = context.plan().peak;
+  return {std::ranges::find_if(frontier, is_allowed), frontier.end()};
+}
+
+// "at 6.7 % more time": the step under these rules, all choices included.
+std::string at_time(const Plan& plan, const Forecast& found) {
+  const double slowdown =
+      static_cast<double>(plan.step_nanoseconds() + found.nanoseconds) /
+      static_cast<double>(std::max<std::int64_t>(plan.plain_nanoseconds, 1));
+  return str("at ", std::round(slowdown * 1000) / 10, " % more time");
+}
+
+void choose_by_mode(RuleContext& context, const FrontierSearch& search) {
+  const Question& question = context.question;
+  Plan& plan = context.plan();
+  const std::vector<Forecast> frontier = search.frontier();
+  const auto limit = question.config.slowdown_limit;
   const auto memory = question.limit();
+  const auto excess = [&](const Forecast& found) {
+    return memory ? found.peak + question.margin - *memory : Bytes();
+  };
+  const auto allowed = within_slowdown(frontier, limit, plan.plain_nanoseconds);
+  const Forecast* chosen = &allowed.front();
   std::string text = "the smallest peak";
   if (limit) text += str(" for at most ", *limit * 100, " % more time");
-  if (memory && peak > *memory) {
-    text += str(", which is ", peak - *memory, " more than there is");
-    if (frontier.front().peak + question.margin <= *memory) {
+  if (question.config.stops_at_knee) {
+    const Forecast& knee =
+        knee_of(allowed, plan.plain_nanoseconds + plan.step_nanoseconds(),
+                question.margin);
+    if (&knee != chosen && excess(knee) > 0_B) {
+      text = str("the step does not fit ", at_time(plan, knee),
+                 ", so more is spent: ", text);
+    } else if (&knee != chosen) {
+      chosen = &knee;
+      text = str("stops ", at_time(plan, knee),
+                 ": a further percent would buy less than a percent of the "
+                 "peak");
+    }
+  }
+  if (excess(*chosen) > 0_B) {
+    text += str(", which is ", excess(*chosen), " more than there is");
+    if (excess(frontier.front()) <= 0_B) {
       text += "; a slower plan would fit: mode aggressive, or a budget";
     }
   }
-  context.say(text);
+  apply_forecast(question, *chosen, plan);
+  context.say(std::move(text));
 }
 
 bool recompute_layers(RuleContext& context) {
