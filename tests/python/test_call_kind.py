@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from memscale._C import CallKind, trained_parameters
+from memscale._C import CallKind, trained_parts
 from memscale.model.call_kind import call_kind
 from memscale.model.inputs import Call
 
@@ -45,16 +45,24 @@ MODELS = {
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_trained_parameters(name: str) -> None:
+def test_trained_parts(name: str) -> None:
     model = MODELS[name]()
-    expected = "".join("01"[p.requires_grad] for p in model.parameters())
-    assert trained_parameters(model) == expected
+    for i, module in enumerate(model.modules()):
+        module.training = i % 3 > 0
+    expected = ""
+    seen = set()
+    for module in model.modules():
+        expected += "et"[module.training]
+        own = [p for p in module.parameters(recurse=False) if p not in seen]
+        expected += "".join("01"[p.requires_grad] for p in own)
+        seen.update(own)
+    assert trained_parts(model) == expected
 
 
 def test_a_module_that_holds_itself() -> None:
     model = nn.Sequential(nn.Linear(2, 2))
     model._modules["self"] = model
-    assert trained_parameters(model) == "11"
+    assert trained_parts(model) == "tt11"
 
 
 def test_what_makes_calls_differ() -> None:

@@ -80,7 +80,8 @@ class BeforeCall:
         # record.
         if hook_stack.is_free():
             try:
-                self._executor.begin_step(Call(args, kwargs, source="your batch"))
+                call = Call(args, kwargs, source="your batch", is_made_now=True)
+                self._executor.begin_step(call)
             except (PlanError, InputError):
                 self._executor.detach()  # nothing stays half attached
                 raise

@@ -39,6 +39,9 @@ class Call:
     target: Any = None
     has_target: bool = False
     source: str = "sample_input"
+    # The call is about to be made, each module in the mode that it has now. Otherwise
+    # a model in eval() is put into training mode first.
+    is_made_now: bool = False
 
     def map_tensors(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Call:
         """The same call on other tensors; one that is passed twice is changed once."""
@@ -52,14 +55,14 @@ class Call:
         args, kwargs, target = pytree.tree_map_only(
             torch.Tensor, once, (self.args, self.kwargs, self.target)
         )
-        return Call(args, kwargs, target, self.has_target, self.source)
+        return dataclasses.replace(self, args=args, kwargs=kwargs, target=target)
 
     def copied(self, copy: Callable[[Any, str], Any]) -> Call:
         """The same call on copies of everything."""
         args, kwargs, target = copy(
             (self.args, self.kwargs, self.target), "an argument of the model"
         )
-        return Call(args, kwargs, target, self.has_target, self.source)
+        return dataclasses.replace(self, args=args, kwargs=kwargs, target=target)
 
     def tensors(self) -> list[torch.Tensor]:
         leaves = pytree.tree_leaves((self.args, self.kwargs, self.target))

@@ -136,8 +136,7 @@ class _StaticTracer:
         for tensor in [*self.model.parameters(), *self.model.buffers()]:
             copies.memo[id(tensor)] = faker.tensor(tensor)
         shell = copies.copy(self.model, type(self.model).__name__)
-        # A model that is not in training mode is about to be.
-        if not shell.training:
+        if not (shell.training or self.call.is_made_now):
             shell.train()
         fake_of = {p: faker.tensor(p) for p in self.model.parameters()}
         for buffer in self.model.buffers():

@@ -37,8 +37,16 @@ void for_each_entry(PyObject* dict, const F& visit) {
   }
 }
 
-// "0" or "1" for each parameter, once, in the order of model.parameters().
-std::string trained_parameters(const py::object& model) {
+bool is_training(PyObject* module) {
+  PyObject** const attributes = _PyObject_GetDictPtr(module);
+  return attributes != nullptr && *attributes != nullptr &&
+         PyDict_GetItemString(*attributes, "training") == Py_True;
+}
+
+// For each module, once, in the order of model.modules(): "t" if it is in
+// training mode, else "e"; then "0" or "1" for each of its own parameters that
+// no earlier module has: whether it requires a gradient.
+std::string trained_parts(const py::object& model) {
   std::string flags;
   std::unordered_set<PyObject*> seen;
   std::vector<PyObject*> path = {model.ptr()};  // borrowed: the GIL is held
@@ -46,6 +54,7 @@ std::string trained_parameters(const py::object& model) {
     PyObject* const module = path.back();
     path.pop_back();
     if (!seen.insert(module).second) continue;
+    flags += is_training(module) ? 't' : 'e';
     for_each_entry(dict_of(module, "_parameters"), [&](PyObject* parameter) {
       if (!THPVariable_Check(parameter) || !seen.insert(parameter).second) {
         return;
@@ -63,7 +72,7 @@ std::string trained_parameters(const py::object& model) {
 }  // namespace
 
 void bind_modules(py::module_& m) {
-  m.def("trained_parameters", &trained_parameters, py::arg("model"));
+  m.def("trained_parts", &trained_parts, py::arg("model"));
 }
 
 }  // namespace memscale

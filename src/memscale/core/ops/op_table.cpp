@@ -72,7 +72,7 @@ std::string describe(const OpRow& row) {
   add(row.updates_statistics, "updates statistics");
   add(row.indices.has_value(), "indices in result ",
       static_cast<int>(row.indices.value_or(0)));
-  add(row.reshapes, "reshapes");
+  add(row.makes_nothing, "makes nothing");
   add(row.keeps_unreduced, "keeps unreduced losses");
   add(row.fills_zeros.has_value(), "fills new zeros");
   add(row.flops != nullptr, "flops");

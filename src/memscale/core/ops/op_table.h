@@ -75,8 +75,8 @@ struct OpRow {
   bool updates_statistics = false;
   // The result that holds indices into a plane of the first argument.
   std::optional<std::uint8_t> indices{};
-  // Without an overload it gives the same bytes another shape.
-  bool reshapes = false;
+  // Its results are views of its arguments, or no tensors at all.
+  bool makes_nothing = false;
   // A scalar result without an overload keeps the bytes of all elements'
   // losses.
   bool keeps_unreduced = false;

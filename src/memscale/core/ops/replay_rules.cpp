@@ -49,10 +49,7 @@ bool is_same_op(std::string_view a, std::string_view b) {
   if (a == b) return true;
   const OpName x = OpName::of(a);
   const OpName y = OpName::of(b);
-  if (x.space != y.space || x.overload != y.overload) return false;
-  if (x.base == y.base) return true;
-  return x.overload.empty() && !x.in_place && !y.in_place &&
-         find_op_row(x).reshapes && find_op_row(y).reshapes;
+  return x.space == y.space && x.base == y.base && x.overload == y.overload;
 }
 
 }  // namespace memscale

@@ -46,9 +46,8 @@ struct ReplayTarget {
 const char* why_not_on(const ReplayTarget& target, const ReplayRules& rules,
                        bool transposed);
 
-// Whether both are the same op, in place or not, or both give the same bytes
-// another shape: torch chooses among those by what kinds of tensors there are,
-// and a trace's tensors are fakes.
+// Whether both are the same op, in place or not: torch chooses among those by
+// what kinds of tensors there are, and a trace's tensors are fakes.
 bool is_same_op(std::string_view a, std::string_view b);
 
 // Whether a result is worth keeping under ReplayPolicy::Cheap: so many

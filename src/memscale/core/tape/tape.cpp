@@ -165,8 +165,8 @@ Why Tape::why_keep(const Running& running, std::int64_t bytes,
   if (running.why != Why::Replayed) return running.why;
   if (bytes < static_cast<std::int64_t>(rules_.min_bytes)) return Why::Small;
   if (follows_keep_set_) {
-    return rules_.keep_set->keeps(num_ops_, output) ? Why::Chosen
-                                                    : Why::Replayed;
+    return rules_.keep_set->keeps(running.place, output) ? Why::Chosen
+                                                         : Why::Replayed;
   }
   const bool by_work =
       rules_.policy == ReplayPolicy::Cheap || rules_.keep_set != nullptr;
@@ -187,7 +187,7 @@ void Tape::end_op(std::span<const TensorUse> results, bool raised) {
       running.why = old.why == Why::Replayed ? Why::Lost : old.why;
     }
   }
-  follow_keep_set(running.name);
+  follow_keep_set(results);
   const auto id = static_cast<NodeId>(nodes_.size());
   for (const Written& written : running.written) end_write(written, running);
   Node& node = running.node;
@@ -209,7 +209,6 @@ void Tape::end_op(std::span<const TensorUse> results, bool raised) {
       keep_packed(id, *running.rules);
     }
   }
-  ++num_ops_;
   for (const auto& [save, storage] : std::exchange(pending_, {})) {
     const StateId found = current_.find(storage);
     if (!bytes_.is_waiting(save)) continue;  // an exception took it
@@ -241,10 +240,21 @@ void Tape::end_write(const Written& written, Running& running) {
   states_[state].depth = running.depth;
 }
 
-void Tape::follow_keep_set(std::string_view name) {
+// See Note [Ops of a keep set].
+void Tape::follow_keep_set(std::span<const TensorUse> results) {
   if (!follows_keep_set_) return;
-  const auto& ops = rules_.keep_set->ops;
-  follows_keep_set_ = num_ops_ < ops.size() && is_same_op(ops[num_ops_], name);
+  const KeepSet& set = *rules_.keep_set;
+  running_.place = set.find(running_.name, next_op_);
+  if (running_.place < set.ops.size()) {
+    next_op_ = running_.place + 1;
+    return;
+  }
+  const auto is_new = [&](const TensorUse& result) {
+    return result.storage != 0 && current_.find(result.storage) == kNone;
+  };
+  const bool makes_bytes =
+      !running_.written.empty() || std::ranges::any_of(results, is_new);
+  follows_keep_set_ = !makes_bytes || find_op_row(running_.name).makes_nothing;
 }
 
 // Results held in fewer bits, without loss, where making them again is slow.

@@ -64,8 +64,6 @@ class Tape final {
   // threw, or returned less than it should.
   void begin_op(const OpUse& op);
   void end_op(std::span<const TensorUse> results, bool raised = false);
-  // The op that runs was none: what it returned is what it was given.
-  void cancel_op() { op_is_running_ = false; }
   bool op_is_running() const { return op_is_running_; }
   // Around a custom Function, with the tensors that it may write.
   void begin_function(std::span<const TensorUse> tensors);
@@ -179,6 +177,7 @@ class Tape final {
     Why why = Why::Replayed;
     bool expensive = false;
     std::uint32_t depth = 0;  // of what it reads
+    std::size_t place = 0;    // among the keep set's ops
   };
 
   // Recording: tape.cpp.
@@ -194,7 +193,7 @@ class Tape final {
                std::size_t output) const;
   void end_write(const Written& written, Running& running);
   bool is_written_now(StorageKey storage) const;
-  void follow_keep_set(std::string_view name);
+  void follow_keep_set(std::span<const TensorUse> results);
   void keep_packed(NodeId id, const ReplayRules& rules);
 
   // Saves, and what a write or the end does to states: tape_saves.cpp.
@@ -235,7 +234,7 @@ class Tape final {
   // Of the running op's results.
   std::vector<std::pair<SaveKey, StorageKey>> pending_;
   std::vector<std::pair<SaveKey, StateId>> undecided_;
-  std::size_t num_ops_ = 0;  // of the keep set, followed so far
+  std::size_t next_op_ = 0;  // of the keep set: those before it have run
   bool follows_keep_set_ = false;
   bool open_ = true;
   bool holds_ = true;  // what is new: Note [Held when read]

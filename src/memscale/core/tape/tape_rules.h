@@ -35,12 +35,22 @@ struct EnumNames<ReplayPolicy> {
 // One layer's choice, output by output: the ops of its forward in order, as a
 // Trace has them, and which of their outputs stay. A call whose ops differ is
 // treated as Cheap from the first difference on.
+//
+// Note [Ops of a keep set]
+// Ops are compared that make or write bytes, in place or not. Views are left
+// out, on both sides: which of view, _unsafe_view and _reshape_alias torch
+// calls, and whether it detaches or lifts a tensor, depends on what kinds of
+// tensors there are, and those of a trace are fakes. So are ops that return no
+// tensor: a trace may know a number that a real step has to ask for.
 struct KeepSet {
   std::vector<std::string> ops;
   std::vector<std::pair<std::size_t, std::size_t>>
       kept;  // (op, output), sorted
 
   bool keeps(std::size_t op, std::size_t output) const;
+  // Where the op of that name is, if nothing that makes bytes comes between
+  // `first` and it; the number of ops, if it is not there.
+  std::size_t find(std::string_view name, std::size_t first) const;
   // Throws PlanError if an index is out of order or out of range.
   void check() const;
 

@@ -226,16 +226,6 @@ void TensorTape::begin_op(const OpInfo& info,
       }
     }
   }
-  viewed_.clear();
-  if (info.is_view && tape->follows_keep_set()) {
-    for_each_use(
-        info, inputs, false,
-        [&](const at::Tensor& tensor, std::size_t, std::int32_t, Access) {
-          const c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
-          if (!is_plain(impl)) return;
-          viewed_.emplace_back(storage_of(tensor), Geometry(impl));
-        });
-  }
   bytes_.set_maker(nullptr);
   tape->begin_op(use);
 }
@@ -245,7 +235,6 @@ void TensorTape::end_op(c10::ArrayRef<c10::IValue> outputs,
   const Scope tape(*this);
   if (!tape->op_is_running()) return;
   ++stats_->ops_recorded;
-  if (is_identity(outputs)) return tape->cancel_op();  // a view: no call
   uses_.clear();
   for (const c10::IValue& output : outputs) {
     for_each_result(output, [&](const at::Tensor& tensor) {
@@ -262,23 +251,6 @@ void TensorTape::end_op(c10::ArrayRef<c10::IValue> outputs,
   bytes_.set_maker(nullptr);
   bytes_.call().clear();
   written_.clear();
-}
-
-// detach and the like: to a trace, and so to a keep set, not an op.
-bool TensorTape::is_identity(c10::ArrayRef<c10::IValue> outputs) const {
-  if (viewed_.empty() || outputs.empty()) return false;
-  bool all = true;
-  for (const c10::IValue& output : outputs) {
-    for_each_tensor(output, [&](const at::Tensor& tensor) {
-      const c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
-      all &= is_plain(impl) &&
-             std::ranges::any_of(viewed_, [&](const auto& viewed) {
-               return viewed.first == storage_of(tensor) &&
-                      viewed.second == Geometry(impl);
-             });
-    });
-  }
-  return all;
 }
 
 void TensorTape::begin_function(c10::ArrayRef<at::Tensor> arguments) {

@@ -81,7 +81,6 @@ class TensorTape final : public std::enable_shared_from_this<TensorTape> {
   OpUse describe(const OpInfo& info, c10::ArrayRef<const c10::IValue> inputs,
                  bool in_function);
   void fill_call(const OpInfo& info, c10::ArrayRef<const c10::IValue> inputs);
-  bool is_identity(c10::ArrayRef<c10::IValue> outputs) const;
 
   const TapeRules rules_;
   const std::shared_ptr<ReplayStats> stats_;
@@ -92,8 +91,6 @@ class TensorTape final : public std::enable_shared_from_this<TensorTape> {
   const OpInfo* op_ = nullptr;
   std::vector<TensorUse> uses_;
   std::vector<at::Tensor> written_;  // aliases: arguments do not outlive an op
-  // What a view op got, if a keep set is followed.
-  std::vector<std::pair<const c10::StorageImpl*, Geometry>> viewed_;
 };
 
 }  // namespace memscale
