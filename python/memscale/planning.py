@@ -217,13 +217,19 @@ def question_of(
     model: nn.Module,
     optimizer: OptimizerLike,
     card: hardware.DeviceSpec | None = None,
+    *,
+    has_gradients: bool = False,
 ) -> Question:
-    """What the planner is asked about a traced step of ``model``, called ``name``."""
+    """What the planner is asked about a traced step of ``model``, called ``name``.
+
+    ``has_gradients``: its parameters have gradients when the step begins.
+    """
     facts = StepFacts(
         model=name,
         call=traced.call,
         optimizer=traced.optimizer,
         optimizer_is_adam=_is_adam(optimizer, traced.optimizer),
+        has_gradients=has_gradients,
         parameter_bytes=parameter_bytes(find_layers(model)),
     )
     target = _target(traced.device, traced.target, card)

@@ -226,9 +226,17 @@ class Replay:
         """Whoever has more to detach than this."""
         self._owner = detach
 
-    def set_policies(self, policies: list[Policy]) -> None:
-        """Other policies, one for each layer, from the next call on."""
-        self._engine.set_layers([_rules(each, self._min_bytes) for each in policies])
+    def set_policies(
+        self, policies: list[Policy], after_difference: str = "cheap"
+    ) -> None:
+        """Other policies, one for each layer, from the next call on.
+
+        ``after_difference``: the policy of a call that runs other ops than its keep
+        set knows, from the first of them on.
+        """
+        self._engine.set_layers(
+            [_rules(each, self._min_bytes, after_difference) for each in policies]
+        )
         self._idle = all(policy == "keep" for policy in policies)
 
     def record(self, recorder: Recorder | None) -> None:
@@ -372,9 +380,11 @@ def _check(policy: object) -> None:
         )
 
 
-def _rules(policy: Policy, min_bytes: int) -> TapeRules:
+def _rules(
+    policy: Policy, min_bytes: int, after_difference: str = "cheap"
+) -> TapeRules:
     if isinstance(policy, KeepSet):
-        return TapeRules("keep", policy, min_bytes)
+        return TapeRules("keep", policy, min_bytes, after_difference=after_difference)
     return TapeRules(policy, None, min_bytes)
 
 

@@ -25,7 +25,7 @@ import torch
 from torch import nn
 
 from memscale import logs, replay
-from memscale._C import Choice, Plan
+from memscale._C import Choice, Plan, PlanError
 from memscale.attach.first_real_step import FirstRealStep
 from memscale.attach.given_plan import doubts_about, is_for_another_batch
 from memscale.attach.ledger import Entry, Measurement
@@ -79,6 +79,12 @@ class Executor:
         self._measurement: Measurement | None = None
         self._first_step: FirstRealStep | None = None  # that is being recorded
         self._said: set[str] = {"compiled"} if self.compiled else set()
+        if self.compiled and config.budget is not None:
+            raise PlanError(
+                f"budget cannot be kept by {type(model).__name__}, which is compiled: "
+                "its graphs hold what the compiler chose. Leave out the budget, or do "
+                "not compile the model"
+            )
         # Called at the model's first call in training, before it is planned for.
         self.first_checks: list[Callable[..., object]] = []
         fallback = self._fallback(only_asked=False)
@@ -231,8 +237,8 @@ class Executor:
         text = f"{type(self._model).__name__} runs without a prediction: {why}"
         if self.config.budget is not None:
             text += (
-                "; each layer keeps only its inputs, and whether that is within the "
-                "budget is not known"
+                "; each layer keeps only its inputs, and each step is measured against "
+                "the budget"
             )
         self.say(text, logging.WARNING)
         self._otherwise = self._fallback(only_asked=False)
@@ -246,25 +252,53 @@ class Executor:
         self._look_for_unlike_calls()
         if self._given is not None:
             self._look_at_batch(self._given, call)
-        if self._given is not None or self.compiled:
+        if self.compiled or (self._given is not None and self.config.budget is None):
             return
         with _tracing:
             self._end_step()
-            kind = self._kind_of(call)
+            if self._given is not None:
+                kind = self._planner.kind_to_watch(call)
+            else:
+                kind = self._kind_of(call)
             if kind is None:
-                if self._plan is None and self._planner.plans:
-                    self._follow(self._planner.plans[-1])
+                self._reuse_plan()
                 return
             if kind.first_step is not None:
                 self._first_step = kind.first_step
                 # Nobody knows yet what fits.
                 self._recompute.hold_least()
                 kind.first_step.begin(call)
-            times = self._planner.times_to_measure(kind)
-            if times is not None:
+            what = self._planner.measure_of(kind)
+            if what != "nothing":
                 self._kind = kind
-                self._replay.time_ops(times)
-                self._measurement = Measurement(self._device(), self._replayed())
+                if what == "all":
+                    self._replay.time_ops(self._planner.times_to_measure(kind))
+                device = self._device()
+                held = self._planner.held_by_training(kind, what, call, device)
+                self._measurement = Measurement(device, what, self._replayed, held)
+
+    def called_under_hooks(self) -> None:
+        """The model is called where others watch, or forbid, what autograd saves.
+
+        Raises PlanError under a budget: nothing can be dropped there.
+        """
+        if self.config.budget is not None:
+            raise PlanError(
+                f"budget cannot be kept where {type(self._model).__name__} is called "
+                "under saved-tensor hooks of others (a checkpoint around the model, "
+                "save_on_cpu) or where torch forbids them (torch.func): nothing can be "
+                "dropped there. Leave out one of the two"
+            )
+
+    def _reuse_plan(self) -> None:
+        """For a kind of batch that is one too many."""
+        if self._given is not None:
+            return
+        if self.config.budget is not None:
+            self._otherwise = self._fallback(only_asked=False)
+            self._follow(None)
+        elif self._plan is None and self._planner.plans:
+            self._follow(self._planner.plans[-1])
 
     def _end_step(self) -> None:
         first_step, self._first_step = self._first_step, None
@@ -275,8 +309,9 @@ class Executor:
         measurement, self._measurement = self._measurement, None
         if measurement is not None:
             assert self._kind is not None
+            measured = measurement.end()
             self._replay.time_ops(None)
-            self._planner.add_step(self._kind, measurement.end(self._replayed()))
+            self._planner.add_step(self._kind, measured)
 
     def void_step(self) -> None:
         """What is measured would not be a step of training."""
@@ -317,14 +352,26 @@ class Executor:
 
     def _look_for_unlike_calls(self) -> None:
         if "unlike" not in self._said and self.stats().calls_unlike_keep_set:
+            least = self._plan is not None and self._plan.budget is not None
+            then = (
+                "hold the least"
+                if least
+                else "keep what is expensive and recompute the rest"
+            )
             self._say_once(
                 "unlike",
                 "some layers ran other ops than the plan knows: from the first "
-                "difference on they keep what is expensive and recompute the rest",
+                f"difference on they {then}",
                 logging.WARNING,
             )
 
     def _look_at_batch(self, plan: Plan, call: Call) -> None:
+        if self.config.budget is not None and is_for_another_batch(plan, call):
+            raise PlanError(
+                f"the plan was made for {plan.call}, this batch is {call}: whether it "
+                "keeps the budget is not known. Leave out the plan, to have one made "
+                "for each batch, or the budget"
+            )
         if "batch" not in self._said and is_for_another_batch(plan, call):
             self._say_once(
                 "batch",
@@ -354,5 +401,7 @@ class Executor:
         self._say_once(
             "compiled",
             "the wrapped model is compiled: its graphs hold what the compiler "
-            "chose, and nothing is recomputed in them",
+            "chose, and nothing is recomputed in them"
+            + ("" if self.config.budget is None else "; the budget is not kept"),
+            logging.INFO if self.config.budget is None else logging.WARNING,
         )

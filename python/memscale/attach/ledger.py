@@ -9,8 +9,12 @@ A step is what lies between two calls of the model in training: forward, backwar
 optimizer's step. The first one is left out, as the optimizer makes its state in it, and
 so are steps with an evaluation in between. A device that computes on its own is waited
 for between the steps that are measured, and asked for its times; where it has none to
-give, none are measured. On the CPU, where a process has many other
-tensors, the measured peak is the predicted start of a step and what the step adds.
+give, none are measured. On the CPU, where a process has many other tensors, the
+measured peak is what this training holds when a step begins (parameters, gradients,
+buffers, optimizer state, the batch) and what the step adds.
+
+Under a budget all later steps are watched as well, by their peaks alone: nothing is
+waited for, and the statistics of the device's allocator are read, not reset.
 
 What follows from it is decided in C++ (core/session): here, steps are measured.
 """
@@ -18,6 +22,7 @@ What follows from it is decided in C++ (core/session): here, steps are measured.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import TypedDict
 
 import torch
@@ -39,32 +44,47 @@ class Measured(TypedDict):
     peak: int
     nanoseconds: int | None
     nanoseconds_replayed: int
+    held: int | None
 
 
 class Measurement:
     """Of one step, from its construction to ``end``.
 
-    ``nanoseconds_replayed``: by all steps so far.
+    ``what``: Session.measure_of's word. ``nanoseconds_replayed``: by all steps so far,
+    asked for only where times are measured. ``held``: see MeasuredStep.
     """
 
-    def __init__(self, device: torch.device, nanoseconds_replayed: int) -> None:
-        _wait_for(device)
+    def __init__(
+        self,
+        device: torch.device,
+        what: str,
+        nanoseconds_replayed: Callable[[], int],
+        held: int | None,
+    ) -> None:
+        self._is_timed = what == "all"
+        self._held = held
+        self._asked = nanoseconds_replayed
+        self._replayed = nanoseconds_replayed() if self._is_timed else 0
         self._device = device
-        self._tracker = MemoryTracker(device)
+        if self._is_timed:
+            _wait_for(device)
+        self._tracker = MemoryTracker(device, resets=what != "peak")
         self._tracker.start()
         self._start = time.perf_counter_ns()
-        self._replayed = nanoseconds_replayed
 
-    def end(self, nanoseconds_replayed: int) -> Measured:
+    def end(self) -> Measured:
         """The next step is about to begin."""
-        _wait_for(self._device)
+        if self._is_timed:
+            _wait_for(self._device)
         self._tracker.stop()
         step = time.perf_counter_ns() - self._start
+        is_timed = self._is_timed and can_time(self._device)
         return {
             "before": self._tracker.before,
             "peak": self._tracker.peak,
-            "nanoseconds": step if can_time(self._device) else None,
-            "nanoseconds_replayed": nanoseconds_replayed - self._replayed,
+            "nanoseconds": step if is_timed else None,
+            "nanoseconds_replayed": self._asked() - self._replayed if is_timed else 0,
+            "held": self._held,
         }
 
     def cancel(self) -> None:

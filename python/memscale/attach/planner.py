@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 
 from memscale._C import (
     CallKind,
@@ -22,6 +23,8 @@ from memscale._C import (
     Plan,
     PlanError,
     Session,
+    has_gradients,
+    held_bytes,
 )
 from memscale.attach import ledger as measuring
 from memscale.attach.first_real_step import FirstRealStep
@@ -38,7 +41,7 @@ from memscale.report.progress import progress
 from memscale.techniques import as_wrapped
 from memscale.techniques.technique import Technique
 from memscale.trace.leaks import remove_fakes_of_failures
-from memscale.trace.optimizer_step import OptimizerLike
+from memscale.trace.optimizer_step import OptimizerLike, describe_optimizer
 from memscale.trace.shell import without_hooks_of_users
 from memscale.trace.training_step import TrainingStep
 
@@ -50,7 +53,12 @@ class Kind:
     """One kind of batch."""
 
     index: int  # among the session's
+    # Whether parameters have gradients when a step of this kind begins.
+    has_gradients: bool = False
     plan: Plan | None = None
+    # The bytes of this training that were there when its last step began; None: not
+    # known, or all that is allocated is this training's.
+    held: int | None = None
     # Its first real step, to plan with; None: traced before, or not to be had.
     first_step: FirstRealStep | None = None
     # Why there is no plan, until somebody has said so.
@@ -86,6 +94,11 @@ class Planner:
         self._can_record = can_record and config.use_empirical_fallback
         self._session = Session(config, self.layers, measuring.TOLERANCE)
         self._kinds: dict[int, Kind] = {}
+        # The last call that was traced, as if there were no gradients, and its trace:
+        # the next call is often the same one with gradients.
+        self._last_traced: tuple[CallKind, Estimate] | None = None
+        # Weak: what it holds may be as large as the model.
+        self._stepped_by: weakref.ref[torch.optim.Optimizer] | None = optimizer
 
     @property
     def _model(self) -> nn.Module:
@@ -115,19 +128,28 @@ class Planner:
         None: there are too many kinds, and the plan in use goes on. Raises PlanError
         if the budget is too small, and InputError for a sample that the model rejects.
         """
-        described = call_kind(self._model, call)
+        gradients = has_gradients(self._model)
+        described = call_kind(self._model, call, gradients)
         index = self._session.find(described)
         if index is not None:
             kind = self._kinds[index]
         elif self._session.is_full:
             return None
         else:
-            kind = self._new_kind(described, call, is_sample)
+            kind = self._new_kind(described, call, is_sample, gradients)
         first_step = kind.first_step
         if first_step is not None and first_step.has_failed:
             kind.first_step = None
             kind.trouble = first_step.failure
         return kind
+
+    def kind_to_watch(self, call: Call) -> Kind | None:
+        """The kind of a batch that nothing is planned for; None: there are too many."""
+        described = call_kind(self._model, call, has_gradients(self._model))
+        index = self._session.find(described)
+        if index is not None:
+            return self._kinds[index]
+        return None if self._session.is_full else self._add(described)
 
     def plan_recorded(self, first_step: FirstRealStep) -> None:
         """Plan with a step that was recorded. Raises PlanError for a small budget."""
@@ -138,12 +160,14 @@ class Planner:
                 kind.first_step = None  # also if no plan is within the budget
                 self._plan(kind, first_step.estimate, self.optimizer())
 
-    def _new_kind(self, described: CallKind, call: Call, is_sample: bool) -> Kind:
+    def _new_kind(
+        self, described: CallKind, call: Call, is_sample: bool, gradients: bool
+    ) -> Kind:
         check_model(self._model)  # it may have been sharded since it was wrapped
         traced: Estimate | None = None
         why = self._why_compiled()
         if why is not None:
-            kind = self._add(described)
+            kind = self._add(described, gradients)
             kind.trouble = why
             return kind
         why = self.why_not_traced
@@ -154,7 +178,7 @@ class Planner:
             try:
                 with progress(f"planning {type(self._model).__name__}"):
                     traced = self._trace(call, optimizer, is_sample)
-                    kind = self._add(described)
+                    kind = self._add(described, gradients)
                     self._plan(kind, traced, optimizer)
                     return kind
             except _CannotPlanNow as error:
@@ -164,17 +188,22 @@ class Planner:
                 # and this batch alive until the next collection.
                 if traced is None:
                     remove_fakes_of_failures()
-        kind = self._add(described)
+        kind = self._add(described, gradients)
         self._plan_later(kind, why)
         return kind
 
-    def _add(self, described: CallKind) -> Kind:
-        kind = Kind(self._session.add(described))
+    def _add(self, described: CallKind, gradients: bool = False) -> Kind:
+        kind = Kind(self._session.add(described), gradients)
         self._kinds[kind.index] = kind
         if self._session.is_full:
+            what = (
+                "reuse the plan in use, without a prediction of their own"
+                if self._config.budget is None
+                else "have each layer keep only its inputs, as nobody knows what fits"
+            )
             self._say(
-                f"{Session.MAX_KINDS} batch shapes have been planned for; further "
-                "shapes reuse the plan in use, without a prediction of their own"
+                f"{Session.MAX_KINDS} kinds of batches have been planned for; further "
+                f"ones {what}"
             )
         return kind
 
@@ -203,6 +232,13 @@ class Planner:
 
     def _trace(self, call: Call, optimizer: OptimizerLike, is_sample: bool) -> Estimate:
         """Raises _CannotPlanNow if only a real step can tell."""
+        without_gradients = call_kind(self._model, call)
+        if self._last_traced is not None:
+            known, estimate = self._last_traced
+            optimizer_now = describe_optimizer(optimizer)
+            if known == without_gradients and estimate.optimizer == optimizer_now:
+                return estimate
+        self._last_traced = None
         paused = self._paused_ref()
         assert paused is not None
         try:
@@ -231,6 +267,7 @@ class Planner:
                 "the tensors that autograd saves could not be recorded (the model uses "
                 "torch.func)"
             )
+        self._last_traced = without_gradients, traced
         return traced
 
     def _plan_later(self, kind: Kind, why: str) -> None:
@@ -254,12 +291,48 @@ class Planner:
         """Plan with a traced or recorded step. Raises PlanError for a small budget."""
         model = self._model
         question = question_of(
-            traced, self._config, type(model).__name__, model, optimizer
+            traced,
+            self._config,
+            type(model).__name__,
+            model,
+            optimizer,
+            has_gradients=kind.has_gradients,
         )
         kind.plan = self._session.plan(kind.index, question)
         self._say(plan_text(kind.plan))
 
-    # ---- the first steps ----
+    # ---- steps ----
+
+    def measure_of(self, kind: Kind) -> str:
+        """What of its next step is to be measured: "nothing", "peak", "step", "all"."""
+        # What its first real step needs is known when it is planned with.
+        return (
+            "nothing"
+            if kind.first_step is not None
+            else self._session.measure_of(kind.index)
+        )
+
+    def held_by_training(
+        self, kind: Kind, what: str, call: Call, device: torch.device
+    ) -> int | None:
+        """The bytes of this training that are there now; None: all that are."""
+        if device.type != "cpu":
+            return None
+        if what != "peak" or kind.held is None:
+            found = self._find_stepping()
+            states = [] if found is None else [*found.state.values()]
+            tensors = [*call.tensors(), *pytree.tree_leaves(states)]
+            others = [each for each in tensors if isinstance(each, torch.Tensor)]
+            kind.held = held_bytes(self._model, others, device)
+        return kind.held
+
+    def _find_stepping(self) -> torch.optim.Optimizer | None:
+        """The optimizer whose state is the training's."""
+        known = None if self._stepped_by is None else self._stepped_by()
+        if known is None:
+            known = find_optimizer(self._model)
+            self._stepped_by = None if known is None else weakref.ref(known)
+        return None if known is None else innermost_optimizer(known)
 
     def times_to_measure(self, kind: Kind) -> OpTimes | None:
         """Where what ops take in its next step belongs; None: it is not measured."""
@@ -270,13 +343,17 @@ class Planner:
         review = self._session.add_step(kind.index, **measured)
         if review is None:
             return
-        self._say(f"measured: {review.last}")
+        if review.last is not None:
+            self._say(f"measured: {review.last}")
         if review.problem:
             self._say(review.problem, logging.WARNING)
         if review.has_new_plan:
             kind.plan = self._session.plan_of(kind.index)
             assert kind.plan is not None
-            self._say(f"planned anew after the first steps:\n{plan_text(kind.plan)}")
+            self._say(
+                f"planned anew: {review.reason}\n{plan_text(kind.plan)}",
+                logging.INFO if kind.plan.budget is None else logging.WARNING,
+            )
 
 
 class _CannotPlanNow(Exception):

@@ -25,6 +25,7 @@ class Attached(Protocol):
     def say_compiled(self) -> None: ...
     def evaluates(self) -> None: ...
     def begin_step(self, call: Call) -> None: ...
+    def called_under_hooks(self) -> None: ...
     def detach(self) -> None: ...
 
 
@@ -76,12 +77,14 @@ class BeforeCall:
             check(model, args, kwargs)
         if torch._C._get_tracing_state() is not None:  # torch.jit.trace looks on
             return
-        # Where others watch what is saved, or forbid it, this call is not ours to
-        # record.
-        if hook_stack.is_free():
-            try:
+        try:
+            # Where others watch what is saved, or forbid it, this call is not ours to
+            # record.
+            if hook_stack.is_free():
                 call = Call(args, kwargs, source="your batch", is_made_now=True)
                 self._executor.begin_step(call)
-            except (PlanError, InputError):
-                self._executor.detach()  # nothing stays half attached
-                raise
+            else:
+                self._executor.called_under_hooks()
+        except (PlanError, InputError):
+            self._executor.detach()  # nothing stays half attached
+            raise

@@ -12,14 +12,18 @@ from memscale.model.inputs import Call
 __all__ = ["call_kind"]
 
 
-def call_kind(model: nn.Module, call: Call) -> CallKind:
-    """What of a call, and of the model now, decides what its step needs."""
+def call_kind(model: nn.Module, call: Call, has_gradients: bool = False) -> CallKind:
+    """What of a call, and of the model now, decides what its step needs.
+
+    ``has_gradients``: the model's parameters have some when it is called.
+    """
     leaves, spec = pytree.tree_flatten((call.args, call.kwargs))
     facts = [
         *_state_of(model),
         str(spec),
         str(torch.is_autocast_enabled("cpu")),
         str(torch.is_autocast_enabled(_accelerator())),
+        f"gradients {has_gradients}",
     ]
     sizes: list[int] = []
     for leaf in leaves:

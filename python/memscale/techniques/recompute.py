@@ -43,11 +43,13 @@ class Recompute:
 
     def attach(self, plan: Plan | None, otherwise: Choice | None) -> None:
         # By name: layers may have come and gone since the model was wrapped.
-        chosen: dict[str, replay.Policy] = {}
-        if plan is not None:
-            chosen = {each.layer: each.keep_set or each.policy for each in plan.layers}
+        if plan is None:
+            self.replay.set_policies([self._policy] * len(self._layers))
+            return
+        chosen = {each.layer: each.keep_set or each.policy for each in plan.layers}
         self.replay.set_policies(
-            [chosen.get(name, self._policy) for name in self._layers]
+            [chosen.get(name, self._policy) for name in self._layers],
+            plan.policy_after_difference,
         )
 
     def hold_least(self) -> None:

@@ -207,13 +207,13 @@ class _StaticTracer:
                 recorder.set_phase("backward")
                 with _explained(self.call):
                     loss.backward()
-                loss = None
                 for row in rows:
                     row.check()
                 mark_gradients(recorder, fake_of.values())
                 recorder.set_phase("optimizer")
                 mode.assume_values = True
                 trace_optimizer_step(recorder, self.optimizer, fake_of)
+                loss = None  # a loop holds it until the next one is there
         return TracedStep(recorder.finish(), self.device, source, "static")
 
 

@@ -74,6 +74,10 @@ void bind_plans(py::module_& m) {
 
   py::class_<Plan>(m, "Plan")
       .def_readonly("model", &Plan::model)
+      .def_property_readonly("policy_after_difference",
+                             [](const Plan& plan) {
+                               return to_string(policy_after_difference(plan));
+                             })
       .def_readonly("fingerprint", &Plan::fingerprint)
       .def_readonly("call", &Plan::call)
       .def_readonly("device", &Plan::device)
@@ -173,17 +177,19 @@ void bind_questions(py::module_& m) {
   py::class_<StepFacts>(m, "StepFacts")
       .def(py::init([](std::string model, std::string call,
                        std::string optimizer, bool optimizer_is_adam,
-                       bool is_compiled, std::vector<Bytes> parameter_bytes) {
+                       bool has_gradients, bool is_compiled,
+                       std::vector<Bytes> parameter_bytes) {
              return StepFacts{.model = std::move(model),
                               .call = std::move(call),
                               .optimizer = std::move(optimizer),
                               .optimizer_is_adam = optimizer_is_adam,
+                              .has_gradients = has_gradients,
                               .is_compiled = is_compiled,
                               .parameter_bytes = std::move(parameter_bytes)};
            }),
            py::kw_only(), py::arg("model") = "", py::arg("call") = "",
            py::arg("optimizer") = "", py::arg("optimizer_is_adam") = false,
-           py::arg("is_compiled") = false,
+           py::arg("has_gradients") = false, py::arg("is_compiled") = false,
            py::arg("parameter_bytes") = std::vector<Bytes>());
 
   py::class_<Question>(m, "Question")

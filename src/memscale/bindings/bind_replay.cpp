@@ -81,12 +81,13 @@ void bind_replay(py::module_& m) {
   py::class_<TapeRules>(m, "TapeRules")
       .def(py::init([](std::string_view policy,
                        std::shared_ptr<KeepSet> keep_set, std::size_t min_bytes,
-                       bool as_cuda) {
+                       bool as_cuda, std::string_view after_difference) {
              return TapeRules{from_string<ReplayPolicy>(policy),
-                              std::move(keep_set), min_bytes, as_cuda};
+                              std::move(keep_set), min_bytes, as_cuda,
+                              from_string<ReplayPolicy>(after_difference)};
            }),
            py::arg("policy"), py::arg("keep_set"), py::arg("min_bytes"),
-           py::arg("as_cuda") = false);
+           py::arg("as_cuda") = false, py::arg("after_difference") = "cheap");
 
   set_wait_for_tape(&wait_without_gil);
   look_into_functions();

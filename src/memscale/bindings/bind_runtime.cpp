@@ -20,7 +20,8 @@ void bind_runtime(pybind11::module_& m) {
   m.def("has_cuda_step", &has_cuda_step);
 
   pybind11::class_<MemoryTracker>(m, "MemoryTracker")
-      .def(pybind11::init<c10::Device>())
+      .def(pybind11::init<c10::Device, bool>(), pybind11::arg("device"),
+           pybind11::arg("resets") = true)
       .def("start", &MemoryTracker::start)
       .def("stop", &MemoryTracker::stop)
       .def_property_readonly("device", &MemoryTracker::device)

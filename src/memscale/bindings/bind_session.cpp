@@ -47,6 +47,7 @@ void bind_session(py::module_& m) {
   py::class_<Review>(m, "Review")
       .def_readonly("last", &Review::last)
       .def_readonly("has_new_plan", &Review::has_new_plan)
+      .def_readonly("reason", &Review::reason)
       .def_readonly("problem", &Review::problem);
 
   py::class_<Session>(m, "Session")
@@ -65,17 +66,22 @@ void bind_session(py::module_& m) {
       .def("plan_of", &Session::plan_of, py::arg("kind"),
            py::return_value_policy::copy)
       .def("plans", &Session::plans)
+      .def("measure_of",
+           [](const Session& session, std::size_t kind) {
+             return std::string(to_string(session.measure_of(kind)));
+           },
+           py::arg("kind"))
       .def("times_to_measure", &Session::times_to_measure, py::arg("kind"))
       .def(
           "add_step",
           [](Session& session, std::size_t kind, Bytes before, Bytes peak,
              std::optional<std::int64_t> nanoseconds,
-             std::int64_t nanoseconds_replayed) {
+             std::int64_t nanoseconds_replayed, std::optional<Bytes> held) {
             return session.add_step(
-                kind, {before, peak, nanoseconds, nanoseconds_replayed});
+                kind, {before, peak, nanoseconds, nanoseconds_replayed, held});
           },
           py::arg("kind"), py::kw_only(), py::arg("before"), py::arg("peak"),
-          py::arg("nanoseconds"), py::arg("nanoseconds_replayed"),
+          py::arg("nanoseconds"), py::arg("nanoseconds_replayed"), py::arg("held"),
           py::call_guard<py::gil_scoped_release>())
       .def_property_readonly("ledger", &Session::ledger);
 }

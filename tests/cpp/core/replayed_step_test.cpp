@@ -277,6 +277,25 @@ TEST_F(ReplayedStepTest, AKeepSetIsFollowed) {
   EXPECT_EQ(replayed(step), std::vector<std::string>{"aten::exp"});
 }
 
+TEST_F(ReplayedStepTest, AfterADifferenceTheRulesSayHowItGoesOn) {
+  const Value x = input();
+  program.enter(a);
+  const Value weight = program.parameter({256, 64});
+  const Value wide = program.batch({64, 256});
+  const Value y = program.call("aten::mm", {wide, weight}, kSizes);
+  program.save(y);
+  for (const Value& value : {x, y}) program.let_go(value);
+  const Trace plain = program.finish();
+
+  std::vector<TapeRules> rules = all(ReplayPolicy::Keep, 3);
+  TapeRules& rule = rules[a.index()];
+  rule.keep_set = std::make_shared<KeepSet>(KeepSet{.ops = {"aten::exp"}});
+  EXPECT_TRUE(replayed(replayed_step(plain, rules, false)).empty());  // is kept
+  rule.after_difference = ReplayPolicy::Block;
+  EXPECT_EQ(replayed(replayed_step(plain, rules, false)),
+            std::vector<std::string>{"aten::mm"});
+}
+
 TEST_F(ReplayedStepTest, WhatTheModelReturnsIsThereAnyway) {
   const Value x = input();
   program.enter(a);

@@ -84,8 +84,10 @@ Plan plain_plan(const Question& question) {
     plan.layers[i].parameter_bytes = question.step.parameter_bytes[i];
   }
   plan.plain_nanoseconds = question.cost.nanoseconds(trace);
+  // The margin, which no trace shows, would be there as well.
   plan.plain_peak =
-      peak_of(Timeline(trace, Place::Device, question.granularity));
+      peak_of(Timeline(trace, Place::Device, question.granularity)) +
+      question.margin;
   apply_forecast(
       question, forecast(question, uniform_rules(question, ReplayPolicy::Keep)),
       plan);

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "memscale/core/plan/technique.h"
+#include "memscale/core/trace/accumulation.h"
 
 namespace memscale {
 
@@ -20,6 +21,13 @@ Question Question::of(std::shared_ptr<const Trace> trace, const Config& config,
                       const Target& target, StepFacts facts) {
   Question question;
   question.trace = std::move(trace);
+  if (facts.has_gradients) {
+    facts.call += ", onto gradients that are there";
+    if (question.trace != nullptr) {
+      question.trace = std::make_shared<const Trace>(
+          accumulating_step(*question.trace));
+    }
+  }
   question.config = config.resolve();
   for (const Technique& technique : techniques()) {
     if (!technique.field.empty() && config.is_set(technique.field) &&

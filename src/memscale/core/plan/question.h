@@ -63,6 +63,8 @@ struct StepFacts {
   // It is torch's own Adam or AdamW, with options that allow its state to be
   // held in another form.
   bool optimizer_is_adam = false;
+  // Parameters have gradients when it begins: see accumulating_step().
+  bool has_gradients = false;
   // A compiled model's graphs hold what the compiler chose.
   bool is_compiled = false;
   // By layer, in the model's order; not used unless the trace has as many.

@@ -32,11 +32,16 @@ TapeRules tape_rules(const LayerPlan& layer, Bytes min_bytes) {
   return rules;
 }
 
+ReplayPolicy policy_after_difference(const Plan& plan) {
+  return plan.budget ? ReplayPolicy::Block : ReplayPolicy::Cheap;
+}
+
 std::vector<TapeRules> tape_rules(const Plan& plan, Bytes min_bytes) {
   std::vector<TapeRules> rules;
   rules.reserve(plan.layers.size());
   for (const LayerPlan& layer : plan.layers) {
     rules.push_back(tape_rules(layer, min_bytes));
+    rules.back().after_difference = policy_after_difference(plan);
   }
   return rules;
 }

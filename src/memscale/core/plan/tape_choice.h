@@ -23,6 +23,10 @@ Choice choice_of(const TapeRules& rules);
 // What the layer's tape is to do; it keeps all if the layer has no such choice.
 TapeRules tape_rules(const LayerPlan& layer, Bytes min_bytes);
 
+// What its layers do from the first op on that the plan does not know: under a
+// budget they hold the least.
+ReplayPolicy policy_after_difference(const Plan& plan);
+
 // For all layers, in the plan's order.
 std::vector<TapeRules> tape_rules(const Plan& plan, Bytes min_bytes);
 

@@ -114,6 +114,12 @@ void check_choices(std::string_view place, std::span<const Choice> choices,
 
 void check_allowed(const Plan& plan, const Config& config) {
   const EffectiveConfig effective = config.resolve();
+  if (effective.budget && plan.peak > *effective.budget) {
+    throw PlanError(str("budget must be at least the given plan's peak, ",
+                        plan.peak.count(), " bytes (", plan.peak, "), got ",
+                        effective.budget->count(), " (", *effective.budget,
+                        ")"));
+  }
   const auto check = [&](std::span<const Choice> choices) {
     for (const Choice& choice : choices) {
       const Technique* technique = find_technique(choice.technique);

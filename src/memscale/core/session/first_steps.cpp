@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "memscale/base/error.h"
 
@@ -28,28 +29,24 @@ std::string LedgerEntry::text() const {
 }
 
 FirstSteps::FirstSteps(const Plan& plan, std::int64_t num_steps,
-                       std::optional<Bytes> resident)
+                       bool skips_first)
     : predicted_peak_(plan.peak),
       predicted_slowdown_(
           plan.plain_nanoseconds == 0
               ? 0
               : static_cast<double>(plan.nanoseconds) /
                     static_cast<double>(plan.plain_nanoseconds)),
-      resident_(resident),
-      left_(num_steps) {}
+      left_(num_steps),
+      skips_next_(skips_first) {}
 
 void FirstSteps::add(const MeasuredStep& step) {
   if (is_done()) return;
-  if (is_first_) {
-    is_first_ = false;
-    return;
-  }
+  if (std::exchange(skips_next_, false)) return;
   --left_;
   LedgerEntry& entry = entries_.emplace_back();
   entry.predicted_peak = predicted_peak_;
   entry.predicted_slowdown = predicted_slowdown_;
-  entry.measured_peak = step.peak;
-  if (resident_) entry.measured_peak += *resident_ - step.before;
+  entry.measured_peak = step.training_peak();
   if (step.nanoseconds) {
     const std::int64_t replayed =
         std::max<std::int64_t>(step.nanoseconds_replayed, 0);

@@ -32,24 +32,29 @@ struct MeasuredStep {
   // does not tell.
   std::optional<std::int64_t> nanoseconds;
   std::int64_t nanoseconds_replayed = 0;
+  // Of what was allocated when the step began, this training's own:
+  // parameters, gradients, buffers, optimizer state, the batch. Given where a
+  // process has other tensors beside them (on the CPU). None: all of it is.
+  std::optional<Bytes> held = std::nullopt;
+
+  // The most that this training took, in bytes that a budget counts.
+  Bytes training_peak() const { return held ? *held + peak - before : peak; }
 };
 
 // How far a step may be off before a plan is made anew: its peak by a share of
-// the predicted one, its slowdown by a share of a step.
+// the predicted one, its slowdown by a share of a step. A budget has no
+// tolerance.
 struct Tolerance {
   double peak = 0.03;
   double time = 0.05;
 };
 
-// The first steps under one plan. The very first is left out: the optimizer
-// makes its state in it.
+// The first steps under one plan.
 class FirstSteps final {
  public:
-  // `num_steps`: so many are measured. `resident`: the bytes that the plan
-  // takes to be there between steps, where those that are allocated are not all
-  // of this training (on the CPU); none: they are.
-  FirstSteps(const Plan& plan, std::int64_t num_steps,
-             std::optional<Bytes> resident);
+  // `num_steps`: so many are measured. `skips_first`: one more, before them, is
+  // left out: the optimizer makes its state in it.
+  FirstSteps(const Plan& plan, std::int64_t num_steps, bool skips_first);
 
   bool is_done() const { return left_ == 0; }
   void add(const MeasuredStep& step);
@@ -64,9 +69,8 @@ class FirstSteps final {
  private:
   Bytes predicted_peak_;
   double predicted_slowdown_;  // by replay, which is what is measured
-  std::optional<Bytes> resident_;
   std::int64_t left_;
-  bool is_first_ = true;
+  bool skips_next_;
   std::vector<LedgerEntry> entries_;
 };
 

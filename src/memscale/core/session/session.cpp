@@ -1,29 +1,16 @@
 #include "memscale/core/session/session.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "memscale/base/error.h"
 #include "memscale/core/plan/decision.h"
-#include "memscale/core/plan/technique.h"
-#include "memscale/core/trace/timeline.h"
 
 namespace memscale {
-namespace {
-
-// On an accelerator all that is allocated counts; in the memory of the host
-// there are other things, and only what a step adds is seen.
-std::optional<Bytes> resident_under(const Question& question,
-                                    const Plan& plan) {
-  if (!question.on_cpu) return std::nullopt;
-  const Trace step = step_under(question, plan);
-  return Timeline(step, Place::Device, question.granularity).resident();
-}
-
-}  // namespace
-
 Session::Session(const Config& config, std::vector<std::string> layers,
                  const Tolerance& tolerance)
-    : num_first_steps_(*config.warmup_steps),
+    : budget_(*config.budget),
+      num_timed_steps_(*config.warmup_steps),
       layers_(std::move(layers)),
       tolerance_(tolerance) {}
 
@@ -54,13 +41,23 @@ std::size_t Session::add(CallKind call) {
 const Plan& Session::plan(std::size_t index, Question question) {
   Kind& kind = at(index);
   kind.plan = plan_for(question);
-  if (num_first_steps_ > 0) {
-    kind.first_steps.emplace(*kind.plan, num_first_steps_,
-                             resident_under(question, *kind.plan));
-    kind.times = std::make_shared<OpTimes>();
-    kind.question = std::move(question);
-  }
+  kind.question = std::move(question);
+  kind.was_planned_anew = false;
+  kind.is_smallest = false;
+  kind.has_given_up = false;
+  start_measuring(kind, true);
   return *kind.plan;
+}
+
+// The steps of its plan, from the first one on.
+void Session::start_measuring(Kind& kind, bool skips_first) {
+  kind.first_steps.reset();
+  kind.times.reset();
+  const std::int64_t num_steps =
+      std::max<std::int64_t>(num_timed_steps_, kind.plan->budget ? 1 : 0);
+  if (num_steps == 0) return kind.question.reset();
+  kind.first_steps.emplace(*kind.plan, num_steps, skips_first);
+  if (num_timed_steps_ > 0) kind.times = std::make_shared<OpTimes>();
 }
 
 const Plan* Session::plan_of(std::size_t kind) const {
@@ -77,45 +74,116 @@ std::vector<Plan> Session::plans() const {
   return plans;
 }
 
+Measure Session::measure_of(std::size_t index) const {
+  if (index >= kinds_.size()) return Measure::Nothing;
+  const Kind& kind = kinds_[index];
+  if (kind.has_given_up) return Measure::Nothing;
+  if (kind.first_steps && !kind.first_steps->is_done()) {
+    return kind.times ? Measure::All : Measure::Step;
+  }
+  const auto& budget = kind.plan ? kind.plan->budget : budget_;
+  return budget ? Measure::Peak : Measure::Nothing;
+}
+
 std::shared_ptr<OpTimes> Session::times_to_measure(std::size_t kind) const {
-  if (kind >= kinds_.size()) return nullptr;
-  const auto& steps = kinds_[kind].first_steps;
-  return steps && !steps->is_done() ? kinds_[kind].times : nullptr;
+  return measure_of(kind) == Measure::All ? kinds_[kind].times : nullptr;
 }
 
 std::optional<Review> Session::add_step(std::size_t index,
                                         const MeasuredStep& step) {
   Kind& kind = at(index);
-  if (!kind.first_steps || kind.first_steps->is_done()) return std::nullopt;
-  kind.first_steps->add(step);
-  if (!kind.first_steps->is_done()) return std::nullopt;
-  const auto& entries = kind.first_steps->entries();
-  ledger_.insert(ledger_.end(), entries.begin(), entries.end());
-  Review review{.last = entries.back(), .has_new_plan = false, .problem = {}};
-  plan_anew(kind, review);
-  kind.question.reset();
-  kind.times.reset();
+  if (measure_of(index) == Measure::Nothing) return std::nullopt;
+  Review review;
+  const auto& budget = kind.plan ? kind.plan->budget : budget_;
+  const bool is_broken = budget && step.training_peak() > *budget;
+  if (kind.first_steps && !kind.first_steps->is_done()) {
+    kind.first_steps->add(step);
+    if (is_broken || kind.first_steps->is_done()) {
+      const auto& entries = kind.first_steps->entries();
+      ledger_.insert(ledger_.end(), entries.begin(), entries.end());
+      if (!entries.empty()) review.last = entries.back();
+      if (!is_broken) answer_first_steps(kind, review);
+    }
+  }
+  if (is_broken) answer_broken_budget(kind, step.training_peak(), review);
+  if (!review.last && !review.has_new_plan && review.problem.empty()) {
+    return std::nullopt;
+  }
   return review;
 }
 
-void Session::plan_anew(Kind& kind, Review& review) const {
+void Session::answer_first_steps(Kind& kind, Review& review) {
   if (!kind.first_steps || !kind.question) return;
-  const Bytes margin = kind.first_steps->margin(tolerance_);
+  // Under a budget only the budget counts, and this step was within it.
+  const Bytes margin = kind.question->config.budget
+                           ? Bytes()
+                           : kind.first_steps->margin(tolerance_);
   const bool is_slow = kind.first_steps->is_slow(tolerance_);
-  if (margin == Bytes() && !is_slow) return;
-  Question question = *kind.question;
-  question.margin = margin;
+  const auto times = std::exchange(kind.times, nullptr);
+  if (kind.was_planned_anew || (margin == Bytes() && !is_slow)) {
+    // Under a budget it may have to be planned again.
+    if (!kind.question->config.budget) kind.question.reset();
+    return;
+  }
+  Question& question = *kind.question;
+  if (margin != Bytes()) {
+    question.margin += margin;
+    review.reason = str("the first steps took ", margin,
+                        " more than predicted, which the new plan counts");
+  }
   if (is_slow) {
     question.trace = std::make_shared<const Trace>(
-        kind.times->applied_to(*question.trace, question.cost, layers_));
+        times->applied_to(*question.trace, question.cost, layers_));
+    review.reason += str(review.reason.empty() ? "" : "; ",
+                         "recomputing took longer than predicted, and the new "
+                         "plan is made with the times that were measured");
   }
   try {
     kind.plan = plan_for(question);
-    review.has_new_plan = true;
   } catch (const PlanError& error) {
-    review.problem =
-        str("the first steps need more than predicted, and ", error.what());
+    // The margin is none of a budget's: with other times, another plan of the
+    // same bytes is under it. This one stays where that fails all the same.
+    review.problem = error.what();
+    return;
   }
+  kind.was_planned_anew = true;
+  review.has_new_plan = true;
+  start_measuring(kind, false);
+}
+
+// See Note [A budget is a promise].
+void Session::answer_broken_budget(Kind& kind, Bytes peak, Review& review) {
+  const Bytes budget = kind.plan ? kind.plan->budget.value_or(Bytes())
+                                 : budget_.value_or(Bytes());
+  const std::string what =
+      str("a step took ", peak, ", ", peak - budget, " more than the budget");
+  if (kind.plan && kind.question && !kind.is_smallest) {
+    Question& question = *kind.question;
+    const Plan before = *kind.plan;
+    question.margin = peak - (before.peak - question.margin);
+    Decision decision = decide(question);
+    kind.is_smallest = decision.smallest_budget.has_value();
+    kind.plan = std::move(decision.plan);
+    if (kind.plan->layers != before.layers ||
+        kind.plan->choices != before.choices) {
+      kind.was_planned_anew = true;
+      review.has_new_plan = true;
+      review.reason = str(what, " (", before.peak, " were predicted)");
+      if (kind.is_smallest) {
+        review.reason +=
+            ", and no plan is sure to keep it: the smallest is tried";
+      }
+      return start_measuring(kind, false);
+    }
+  }
+  kind.has_given_up = true;
+  kind.question.reset();
+  kind.times.reset();
+  review.problem =
+      str("the budget of ", budget, " is not kept: ", what,
+          ", and no plan holds less; training goes on as it is. Set a budget of "
+          "at least ",
+          peak.count(), " bytes (", peak, "), or make the batch smaller");
 }
 
 }  // namespace memscale

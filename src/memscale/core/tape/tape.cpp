@@ -168,9 +168,9 @@ Why Tape::why_keep(const Running& running, std::int64_t bytes,
     return rules_.keep_set->keeps(running.place, output) ? Why::Chosen
                                                          : Why::Replayed;
   }
-  const bool by_work =
-      rules_.policy == ReplayPolicy::Cheap || rules_.keep_set != nullptr;
-  if (!by_work || !running.expensive) return Why::Replayed;
+  const ReplayPolicy policy =
+      rules_.keep_set == nullptr ? rules_.policy : rules_.after_difference;
+  if (policy != ReplayPolicy::Cheap || !running.expensive) return Why::Replayed;
   // Indices are kept too, but packed: see keep_packed.
   return running.rules->indices == output ? Why::Replayed : Why::Chosen;
 }

@@ -33,8 +33,8 @@ struct EnumNames<ReplayPolicy> {
 };
 
 // One layer's choice, output by output: the ops of its forward in order, as a
-// Trace has them, and which of their outputs stay. A call whose ops differ is
-// treated as Cheap from the first difference on.
+// Trace has them, and which of their outputs stay. A call whose ops differ goes
+// on by TapeRules::after_difference.
 //
 // Note [Ops of a keep set]
 // Ops are compared that make or write bytes, in place or not. Views are left
@@ -65,6 +65,10 @@ struct TapeRules {
   // The device is taken for a CUDA card. (Those are known by themselves; this
   // lets another one stand in.)
   bool as_cuda = false;
+  // What is kept of a call that has run other ops than its keep set knows, from
+  // the first difference on. Block where less memory matters most: under a
+  // budget.
+  ReplayPolicy after_difference = ReplayPolicy::Cheap;
 
   bool keeps_all() const {
     return policy == ReplayPolicy::Keep && keep_set == nullptr;

@@ -21,6 +21,7 @@ bool lives_between_steps(const Storage& storage) {
     case Category::OptimizerState:
       return true;
     case Category::Gradient:
+      return !storage.born.valid();  // from the step before
     case Category::Activation:
     case Category::Recompute:
     case Category::Transient:

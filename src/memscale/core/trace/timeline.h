@@ -49,7 +49,7 @@ class Timeline final {
   std::optional<Instant> peak(Phase phase) const;
 
   // Held between steps, when no op runs: parameters, buffers, inputs,
-  // optimizer state; gradients are not (zero_grad).
+  // optimizer state; gradients only if the step begins with them.
   Bytes resident() const { return resident_; }
 
   // Who holds what while `op` runs, most bytes first (ties: by layer, outside

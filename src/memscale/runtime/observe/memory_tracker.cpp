@@ -13,7 +13,8 @@ namespace memscale {
 std::mutex MemoryTracker::mutex_;
 std::vector<MemoryTracker*> MemoryTracker::running_;
 
-MemoryTracker::MemoryTracker(c10::Device device) : device_(device) {
+MemoryTracker::MemoryTracker(c10::Device device, bool resets)
+    : device_(device), resets_(resets || device.is_cpu()) {
   TORCH_CHECK_VALUE(device.is_cpu() || dynamic_cast<c10::DeviceAllocator*>(
                                            c10::GetAllocator(device.type())),
                     "memory of device '", device,
@@ -44,6 +45,11 @@ MemoryTracker::Usage MemoryTracker::read() const {
   return {bytes.current, bytes.peak};
 }
 
+int64_t MemoryTracker::peak_in(const Usage& usage) const {
+  // One that is lower than at start was reset since, by somebody else.
+  return usage.peak == peak_at_start_ ? usage.current : usage.peak;
+}
+
 // Note [One peak, many trackers]
 // A device keeps one peak, and starting a tracker resets it. So before each
 // reset the peak so far is banked in every running tracker of that device;
@@ -53,9 +59,14 @@ void MemoryTracker::start() {
   TORCH_CHECK(!is_running_, "this memory tracker is already running");
   for (MemoryTracker* other : running_) {
     if (other->device_ != device_) continue;
-    other->banked_peak_ = std::max(other->banked_peak_, read().peak);
+    other->banked_peak_ =
+        std::max(other->banked_peak_, other->peak_in(read()));
+    if (resets_) other->peak_at_start_ = 0;
   }
-  if (device_.is_cpu()) {
+  peak_at_start_ = resets_ ? 0 : read().peak;
+  if (!resets_) {
+    // Whoever reads the device's statistics may go on.
+  } else if (device_.is_cpu()) {
     hostmem::reset_peak();
   } else if (auto* allocator = c10::getDeviceAllocator(device_.type());
              allocator->initialized()) {
@@ -71,7 +82,7 @@ void MemoryTracker::stop() {
   const std::lock_guard lock(mutex_);
   if (!is_running_) return;
   last_ = read();
-  banked_peak_ = std::max(banked_peak_, last_.peak);
+  banked_peak_ = std::max(banked_peak_, peak_in(last_));
   is_running_ = false;
   std::erase(running_, this);
 }
@@ -89,7 +100,7 @@ int64_t MemoryTracker::current() const {
 int64_t MemoryTracker::peak() const {
   const std::lock_guard lock(mutex_);
   check_started();
-  return is_running_ ? std::max(banked_peak_, read().peak) : banked_peak_;
+  return is_running_ ? std::max(banked_peak_, peak_in(read())) : banked_peak_;
 }
 
 int64_t MemoryTracker::before() const {

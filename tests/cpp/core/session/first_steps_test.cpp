@@ -18,11 +18,11 @@ Plan plan_of(Bytes peak, std::int64_t nanoseconds) {
 MeasuredStep step(std::int64_t peak,
                   std::optional<std::int64_t> nanoseconds = std::nullopt,
                   std::int64_t replayed = 0) {
-  return {Bytes(0), Bytes(peak), nanoseconds, replayed};
+  return {Bytes(0), Bytes(peak), nanoseconds, replayed, std::nullopt};
 }
 
 TEST(FirstSteps, LeavesOutTheVeryFirstAndStopsAfterEnough) {
-  FirstSteps steps(plan_of(1'000_B, 100), 2, std::nullopt);
+  FirstSteps steps(plan_of(1'000_B, 100), 2, true);
   EXPECT_FALSE(steps.is_done());
   steps.add(step(9'999));
   EXPECT_TRUE(steps.entries().empty());
@@ -38,19 +38,20 @@ TEST(FirstSteps, LeavesOutTheVeryFirstAndStopsAfterEnough) {
             (LedgerEntry{1'000_B, 990_B, 0.1, std::nullopt}));
 }
 
-TEST(FirstSteps, WhereOthersHoldMemoryOnlyWhatAStepAddsCounts) {
-  FirstSteps steps(plan_of(1'000_B, 0), 1, 600_B);
-  steps.add({});
+TEST(FirstSteps, WhereOthersHoldMemoryTheTrainingsOwnAndWhatAStepAddsCount) {
+  FirstSteps steps(plan_of(1'000_B, 0), 1, false);
   steps.add({.before = 5'000_B,
              .peak = 5'300_B,
              .nanoseconds = std::nullopt,
-             .nanoseconds_replayed = 0});
+             .nanoseconds_replayed = 0,
+             .held = 600_B});
+  ASSERT_TRUE(steps.is_done());
   EXPECT_EQ(steps.entries()[0].measured_peak, 900_B);
 }
 
 FirstSteps measured(std::initializer_list<MeasuredStep> all) {
   FirstSteps steps(plan_of(1'000_B, 100), static_cast<std::int64_t>(all.size()),
-                   std::nullopt);
+                   true);
   steps.add({});
   for (const MeasuredStep& one : all) steps.add(one);
   return steps;
