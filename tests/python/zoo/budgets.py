@@ -5,7 +5,8 @@ compared with its estimate. Then copies of it train under the smallest and the m
 budget of its frontier, and each step's peak is compared with the budget.
 
 Bytes are counted from before the model's copy is made: parameters, gradients, the
-optimizer's state and the batch are measured too, not taken from the prediction.
+optimizer's state and the batch are part of it, and none of it is taken from the
+prediction.
 """
 
 from __future__ import annotations
@@ -127,15 +128,20 @@ class _Training:
     def __init__(self, model: nn.Module, batch: Batch, device: str) -> None:
         gc.collect()
         self._device = device
-        with memory.track(device) as tracker:
-            self._others = tracker.before
+        self._others = self._bytes_now()
         self.model = copy.deepcopy(model).to(device)
         self._given = batch
         self.batch = self._copied()
+        if device == "cpu":  # where the copies of buffers are not counted
+            self._others = self._bytes_now() - _bytes_of(self.model, self.batch)
         trained = [p for p in self.model.parameters() if p.requires_grad]
         self.optimizer = torch.optim.AdamW(trained, lr=1e-3)
         self.peaks: list[int] = []
-        self.losses: list[Tensor] = []
+        self.losses: list[float] = []
+
+    def _bytes_now(self) -> int:
+        with memory.track(self._device) as tracker:
+            return tracker.before
 
     def _copied(self) -> Batch:
         move = lambda tensor: tensor.detach().clone().to(self._device)  # noqa: E731
@@ -156,15 +162,23 @@ class _Training:
                 self.optimizer.step()
                 self.optimizer.zero_grad()
             self.peaks.append(tracker.peak - self._others)
-            self.losses.append(loss.detach().cpu())
+            self.losses.append(loss.item())
             del loss
 
     def end(self) -> dict[str, Tensor]:
         """Losses, parameters and buffers."""
         named = [*self.model.named_parameters(), *self.model.named_buffers()]
-        return {f"loss {i}": loss for i, loss in enumerate(self.losses)} | {
+        return {"losses": torch.tensor(self.losses)} | {
             name: tensor.detach().cpu().clone() for name, tensor in named
         }
+
+
+def _bytes_of(model: nn.Module, batch: Batch) -> int:
+    """Of all that they hold, each storage once."""
+    given = [leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, Tensor)]
+    tensors = [*model.parameters(), *model.buffers(), *given]
+    storages = {t.untyped_storage()._cdata: t.untyped_storage() for t in tensors}
+    return sum(storage.nbytes() for storage in storages.values())
 
 
 _CALL = Call((), {})

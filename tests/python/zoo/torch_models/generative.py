@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
@@ -177,8 +178,7 @@ class Discriminator(nn.Module):
         super().__init__()
         widths = [3, width, 2 * width, 4 * width]
         self.layers = nn.ModuleList(
-            spectral_norm(nn.Conv2d(a, b, 4, 2, 1))
-            for a, b in zip(widths[:-1], widths[1:], strict=True)
+            spectral_norm(nn.Conv2d(a, b, 4, 2, 1)) for a, b in pairwise(widths)
         )
         self.head = spectral_norm(nn.Linear(4 * width * 16, 1))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -174,8 +176,7 @@ class HifiGan(nn.Module):
         self.stem = weight_norm(nn.Conv1d(40, width, 7, padding=3))
         widths = [width // 2**i for i in range(4)]
         self.ups = nn.ModuleList(
-            weight_norm(nn.ConvTranspose1d(a, b, 8, 4, 2))
-            for a, b in zip(widths[:-1], widths[1:], strict=True)
+            weight_norm(nn.ConvTranspose1d(a, b, 8, 4, 2)) for a, b in pairwise(widths)
         )
         self.stacks = nn.ModuleList(
             nn.ModuleList(ResidualStack(b, kernel) for kernel in (3, 7))
