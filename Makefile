@@ -105,8 +105,8 @@ test-full: test ## the long versions too
 # HF_HUB_OFFLINE: models are made from configs, nothing is fetched. A run that may
 # be stopped and goes on later: make test-zoo ZOO="--processes 1 --results zoo.jsonl"
 ZOO ?=
-test-zoo: build ## architectures of transformers, tiny, trained plain and wrapped: half an hour
-	@$(call say,zoo: every architecture of transformers)
+test-zoo: build ## hundreds of tiny models, plain, wrapped and under budgets: an hour
+	@$(call say,zoo: models in plain torch and every architecture of transformers)
 	@HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(VENV)/bin/python tests/python/zoo/run.py $(ZOO)
 
 test-cuda: $(VENV)/.ready ## compile the CUDA kernels (their bodies are tested on the host, by test-core)
