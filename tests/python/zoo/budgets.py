@@ -215,8 +215,13 @@ def show(model: nn.Module, batch: Batch, device: str) -> Shown:
                 # What the frontier was made of is another run than the first step.
                 made = _train_under(model, batch, device, made.least, shown, end)
             shown.budgets[name] = made
-    if shown.difference is not None and not _is_same_twice(model, batch, device, end):
-        for each in shown.budgets.values():
+    unlike = [
+        each
+        for each in shown.budgets.values()
+        if each.difference is not None and each.trouble is None
+    ]
+    if unlike and not _is_same_twice(model, batch, device, end):
+        for each in unlike:
             each.difference = None
         shown.why = "plain training is not the same twice there"
     return shown
