@@ -8,7 +8,8 @@ values along, computed beside the fake ones on the CPU. What depends on activati
 or parameters is unknown and raises torch's own error.
 
 One assumption: a single uniform random number is taken to be 0.5. Models draw one
-to skip a layer now and then (layer drop); the trace is of the step that skips none.
+to skip a layer now and then (layer drop); the trace is of the step that skips none,
+and ``skips_by_chance`` says that it was so.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch._prims_common import suggest_memory_format
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -62,6 +64,24 @@ _CONVOLUTIONS = frozenset(
 # that a first trace would differ from a second.
 _RETURNS_ONE_TENSOR_TWICE = frozenset({_aten.mkldnn_rnn_layer_backward.default})
 
+# The CPU's kernels for batches that are normalised lay out their first result as this
+# argument suggests, dense; their fakes keep its strides. The sim runs the CPU's.
+_LAID_OUT_AS = {
+    _aten.native_batch_norm.default: 0,
+    _aten._native_batch_norm_legit.default: 0,
+    _aten._native_batch_norm_legit.no_stats: 0,
+    _aten._native_batch_norm_legit_functional.default: 0,
+    _aten._batch_norm_with_update.default: 0,
+    _aten.native_batch_norm_backward.default: 1,
+    _aten.batch_norm_backward.default: 1,
+}
+
+_COMPARISONS = frozenset(
+    getattr(getattr(_aten, name), overload)
+    for name in ("lt", "le", "gt", "ge")
+    for overload in ("Scalar", "Tensor")
+)
+
 # What torch raises when a value decides and there is none.
 DATA_DEPENDENT_ERRORS = (DataDependentOutputException, DynamicOutputShapeException)
 
@@ -101,6 +121,10 @@ class KnownIntegersMode(FakeTensorMode):  # type: ignore[no-untyped-call]
     # tolerance to stop at; what it allocates does not depend on them.
     assume_values = False
 
+    # Whether a random number was compared that would have decided otherwise, had it
+    # not been taken to be 0.5.
+    skips_by_chance = False
+
     def __torch_dispatch__(
         self,
         func: Any,
@@ -134,6 +158,10 @@ class KnownIntegersMode(FakeTensorMode):  # type: ignore[no-untyped-call]
             return pytree.tree_map_only(
                 torch.Tensor, lambda value: self._fake_of(value, device), known
             )
+        if func in _LAID_OUT_AS:
+            result = self._laid_out(result, args[_LAID_OUT_AS[func]])
+        if func in _COMPARISONS and not self.skips_by_chance:
+            self.skips_by_chance = _is_chance(func, args)
         if func._schema.is_mutable:
             _follow_writes(func, args, kwargs)
         else:
@@ -154,6 +182,18 @@ class KnownIntegersMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         host_args, host_kwargs = moved((args, kwargs), torch.device("cpu"))
         result = super().__torch_dispatch__(func, types, host_args, host_kwargs)
         return moved(result, device)
+
+    def _laid_out(self, results: Any, like: torch.Tensor) -> Any:
+        first = results[0]
+        if first is None or like.device.type not in ("cpu", "sim"):
+            return results
+        layout = suggest_memory_format(like)
+        with unset_fake_temporarily():
+            stride = torch.empty(
+                first.shape, device="meta", memory_format=layout
+            ).stride()
+        dense = self.empty(first.shape, stride, first.dtype, first.device)
+        return (dense, *results[1:])
 
     def _know_results(self, result: Any, func: Any, args: Any, kwargs: Any) -> None:
         several = isinstance(result, tuple | list)
@@ -233,6 +273,27 @@ def _value_of(tensor: torch.Tensor) -> torch.Tensor | None:
     return value
 
 
+def _is_chance(func: Any, args: tuple[Any, ...]) -> bool:
+    """Whether a number between 0 and 1, in place of a drawn 0.5, compares otherwise."""
+    values = [_value_of(a) if isinstance(a, torch.Tensor) else a for a in args]
+    drawn = any(hasattr(value, "_memscale_drawn") for value in values)
+    if not drawn or any(value is None for value in values):
+        return False
+    with unset_fake_temporarily():
+        answers = {
+            bool(
+                func(
+                    *(
+                        torch.tensor(number) if hasattr(v, "_memscale_drawn") else v
+                        for v in values
+                    )
+                )
+            )
+            for number in (0.0, 0.5, 1.0 - 2**-24)
+        }
+    return len(answers) > 1
+
+
 def _forget(tensor: Any) -> None:
     if isinstance(tensor, FakeTensor):
         value = _value_of(tensor)
@@ -258,7 +319,9 @@ def _compute(
     """``func`` on the known values; None if one is missing or they mean nothing."""
     if func is _aten.rand.default and list(args[0]) == []:
         with unset_fake_temporarily():
-            return torch.tensor(0.5)
+            drawn = torch.tensor(0.5)
+            drawn._memscale_drawn = True  # type: ignore[attr-defined]
+            return drawn
     random = torch.Tag.nondeterministic_seeded in func.tags  # type: ignore[attr-defined]
     if random or func in _UNINITIALISED:
         return None

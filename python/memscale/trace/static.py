@@ -214,6 +214,11 @@ class _StaticTracer:
                 mode.assume_values = True
                 trace_optimizer_step(recorder, self.optimizer, fake_of)
                 loss = None  # a loop holds it until the next one is there
+        if mode.skips_by_chance:
+            recorder.add_note(
+                "a random number decides whether a layer runs (layer drop): predicted "
+                "is the step in which all of them do"
+            )
         return TracedStep(recorder.finish(), self.device, source, "static")
 
 

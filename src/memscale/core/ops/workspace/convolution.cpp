@@ -107,8 +107,12 @@ class Convolution final : ConvolutionShape {
   Int paired(Int channels) const {
     return element == 2 ? up(channels, 2) : channels;
   }
-  // brgemm's batches and buffers.
-  Int small_buffers() const { return threads * 6144 + 48; }
+  // brgemm's list of products, in each thread.
+  static constexpr Int kProduct = 40;  // sizeof(brgemm_batch_element_t)
+  Int product_list() const {
+    return threads * up(up(kernel() * kProduct, kPage), kProduct);
+  }
+  Int small_buffers() const { return kPage + product_list(); }
   // A bias whose blocks are padded.
   Int padded_bias() const {
     const Int channels = transposed ? image_channels : result_channels;
@@ -131,12 +135,10 @@ class Convolution final : ConvolutionShape {
   // thread, beside a list of products and a mask; each in whole pages
   // (init_scratchpad of brgemm_convolution_bwd_utils).
   Int strided_buffers() const {
-    constexpr Int kProduct = 40;  // sizeof(brgemm_batch_element_t)
     Int space = 1;
     for (const Slide& slide : slides) space *= slide.result + slide.overhang();
     const Int copy = up(space * result_channels, kPage) * element;
-    const Int list = up(up(kernel() * kProduct, kPage), kProduct);
-    return 3 * kPage + threads * (copy + list + kPage);
+    return 3 * kPage + product_list() + threads * (copy + kPage);
   }
   // A copy with channels last; the same bytes where there is but one channel,
   // or one pixel.
@@ -201,12 +203,8 @@ class Convolution final : ConvolutionShape {
       const Int weights =
           weight_blocked() +
           (forward ? 0 : half_sums(image_channels, image_space()));
-      if (forward && !strided()) {
-        held.touch(image() + weights + small_buffers() + 128);
-      } else {
-        held.touch(image() + weights +
-                   (by_stride ? strided_buffers() + sums : small_buffers()));
-      }
+      held.touch(image() + weights + (forward ? 128 : 0) +
+                 (by_stride ? strided_buffers() : small_buffers()));
     } else if (!groups_fill_blocks() || (depthwise() && dim() == 3)) {
       held.touch(image() + gemm_columns());
       held.touch(2 * image());
@@ -227,12 +225,16 @@ class Convolution final : ConvolutionShape {
   }
 
   // The kernels that read images of 4 to 15 channels, or groups of 8, are for
-  // two dimensions.
+  // one and two dimensions, and volumes must be deeper than what pads them.
   bool weight_by_gemm() const {
     if (!groups_fill_blocks()) return true;
     if (depthwise()) return any_side_above(3) || dim() == 3;
-    if (few_channels() && any_side_above(14)) return true;
+    if (slides.back().kernel > 14) return true;
     if (dim() < 3) return false;
+    const Slide& depth = slides[0];
+    if (depth.padding > 0 && depth.kernel >= depth.image + depth.padding) {
+      return true;
+    }
     return (few_channels() && image_channels > 3) ||
            (groups > 1 && (image_channels / groups % 16 != 0 ||
                            result_channels / groups % 16 != 0));
@@ -293,7 +295,8 @@ Result convolution(const Call& call) {
   auto shape = ConvolutionShape::of(call, in, call.in.at(1), call.out.at(0));
   if (!shape) return {};
   shape->bias = call.in.size() > 2;
-  return Convolution(*shape).forward() + layout_copy(in, shape->channels_last);
+  return Convolution(*shape).forward() + layout_copy(in, shape->channels_last) +
+         layout_copy(call.in.at(1), shape->channels_last);
 }
 
 Result convolution_backward(const Call& call) {
@@ -319,7 +322,8 @@ Result convolution_backward(const Call& call) {
   const bool needs_weight = large == 2 || (large == 1 && !needs_input);
   return Convolution(*shape).backward(needs_input, needs_weight, outputs) +
          layout_copy(grad, shape->channels_last) +
-         layout_copy(in, shape->channels_last);
+         layout_copy(in, shape->channels_last) +
+         layout_copy(weight, shape->channels_last);
 }
 
 }  // namespace memscale::scratch
