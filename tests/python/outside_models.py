@@ -362,8 +362,8 @@ TRACED: dict[str, tuple[Maker, Batch]] = {
         lambda: (torch.randn(1, 512, 4, 16),),
     ),
     "einsum, odd": (
-        lambda: Blocks(lambda: Einsum("bijc,cdk->bikdj", (7, 5, 7))),
-        lambda: (torch.randn(33, 5, 77, 7)[..., :5, :7, :7].contiguous(),),
+        lambda: Blocks(lambda: Einsum("bijc,cdi->bdcj", (7, 5, 5))),
+        lambda: (torch.randn(333, 5, 11, 7),),
     ),
     "scan": (lambda: Blocks(Scan), _sequences),
     "mamba": (lambda: Blocks(Mamba), _sequences),

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from memscale._C import CallKind, trained_parts
+from memscale._C import CallKind, trained_parameters
 from memscale.model.call_kind import call_kind
 from memscale.model.inputs import Call
 
@@ -45,7 +45,7 @@ MODELS = {
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_trained_parts(name: str) -> None:
+def test_trained_parameters(name: str) -> None:
     model = MODELS[name]()
     for i, module in enumerate(model.modules()):
         module.training = i % 3 > 0
@@ -56,13 +56,13 @@ def test_trained_parts(name: str) -> None:
         own = [p for p in module.parameters(recurse=False) if p not in seen]
         expected += "".join("01"[p.requires_grad] for p in own)
         seen.update(own)
-    assert trained_parts(model) == expected
+    assert trained_parameters(model) == expected
 
 
 def test_a_module_that_holds_itself() -> None:
     model = nn.Sequential(nn.Linear(2, 2))
     model._modules["self"] = model
-    assert trained_parts(model) == "tt11"
+    assert trained_parameters(model) == "tt11"
 
 
 def test_what_makes_calls_differ() -> None:
@@ -77,5 +77,8 @@ def test_what_makes_calls_differ() -> None:
     model[1].weight.requires_grad_(False)
     frozen = kind()
     assert not frozen.covers(before)
+    model[1].eval()
+    in_part = kind()
+    assert not in_part.covers(frozen)
     model.eval()
-    assert not kind().covers(frozen)
+    assert not kind().covers(in_part)

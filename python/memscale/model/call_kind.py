@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from memscale._C import CallKind, trained_parts
+from memscale._C import CallKind, trained_parameters
 from memscale.model.inputs import Call
 
 __all__ = ["call_kind"]
@@ -52,7 +52,7 @@ def _state_of(model: nn.Module) -> list[str]:
     """What of a model makes its steps differ, beside the batch."""
     first = next(model.parameters(), None)
     where = "" if first is None else f"{first.device} {first.dtype}"
-    return [where, trained_parts(model)]
+    return [where, str(model.training), trained_parameters(model)]
 
 
 def _accelerator() -> str:

@@ -165,7 +165,7 @@ class KnownIntegersMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         if func._schema.is_mutable:
             _follow_writes(func, args, kwargs)
         else:
-            self._know_results(result, func, args, kwargs)
+            self.know_results(result, func, args, kwargs)
         return result
 
     def _convolution_on_sim(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
@@ -195,7 +195,8 @@ class KnownIntegersMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         dense = self.empty(first.shape, stride, first.dtype, first.device)
         return (dense, *results[1:])
 
-    def _know_results(self, result: Any, func: Any, args: Any, kwargs: Any) -> None:
+    def know_results(self, result: Any, func: Any, args: Any, kwargs: Any) -> None:
+        """Give what ``func`` returned its values, if those of its arguments are known."""
         several = isinstance(result, tuple | list)
         results = result if several else [result]
         followed = [isinstance(r, FakeTensor) and _is_followed(r) for r in results]

@@ -9,11 +9,16 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 
-from memscale.trace.fake_tensors import CannotTrace
+from memscale.trace.fake_tensors import CannotTrace, KnownIntegersMode
 
-__all__ = ["fakes_pass_for_real", "fakes_stay_where_they_are", "quiet_fakes"]
+__all__ = [
+    "fakes_are_pooled_as_real",
+    "fakes_pass_for_real",
+    "fakes_stay_where_they_are",
+    "quiet_fakes",
+]
 
 
 @contextmanager
@@ -82,3 +87,34 @@ def fakes_stay_where_they_are() -> Iterator[None]:
         yield
     finally:
         nn.Module._apply = original  # type: ignore[method-assign]
+
+
+@contextmanager
+def fakes_are_pooled_as_real(mode: KnownIntegersMode) -> Iterator[None]:
+    """``torch.max_pool1d`` on the CPU fills new memory where no gradient is wanted.
+
+    For tensors of subclasses it calls a pooling with indices, as for gradients.
+    """
+    original = torch.max_pool1d
+
+    def pool(input: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        if (
+            not isinstance(input, FakeTensor)
+            or input.device.type != "cpu"
+            or (input.requires_grad and torch.is_grad_enabled())
+        ):
+            return original(input, *args, **kwargs)
+        with unset_fake_temporarily():  # a recorder leaves meta tensors out
+            meta = torch.empty(input.shape, dtype=input.dtype, device="meta")
+            shape = original(meta, *args, **kwargs).shape
+        result = torch.empty(shape, dtype=input.dtype, device=input.device)
+        mode.know_results(
+            result, torch.ops.aten.max_pool1d.default, (input, *args), kwargs
+        )
+        return result
+
+    torch.max_pool1d = pool
+    try:
+        yield
+    finally:
+        torch.max_pool1d = original

@@ -116,7 +116,7 @@ void for_each_parameter(PyObject* module, Met& met, const F& visit) {
 // For each module, once, in the order of model.modules(): "t" if it is in
 // training mode, else "e"; then "0" or "1" for each of its own parameters that
 // no earlier module has: whether it requires a gradient.
-std::string trained_parts(const py::object& model) {
+std::string trained_parameters(const py::object& model) {
   std::string flags;
   Met met;
   for_each_module(model, met, [&](PyObject* module) {
@@ -174,7 +174,7 @@ std::int64_t held_bytes(const py::object& model,
 }  // namespace
 
 void bind_modules(py::module_& m) {
-  m.def("trained_parts", &trained_parts, py::arg("model"));
+  m.def("trained_parameters", &trained_parameters, py::arg("model"));
   m.def("has_gradients", &has_gradients, py::arg("model"));
   m.def("held_bytes", &held_bytes, py::arg("model"), py::arg("others"),
         py::arg("device"));
