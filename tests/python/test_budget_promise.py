@@ -6,7 +6,7 @@ Bytes are exact on the simulated device, and those of this training on the CPU.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -70,7 +70,9 @@ def _peak(
     own = _own_bytes(model, optimizer, batch)
     with memscale.memory.track(batch.device) as memory:
         work()
-    return memory.peak if batch.device.type != "cpu" else own + memory.peak - memory.before
+    return (
+        memory.peak if batch.device.type != "cpu" else own + memory.peak - memory.before
+    )
 
 
 @pytest.fixture(params=["cpu", "sim"])
@@ -139,7 +141,9 @@ class Hoarder(nn.Module):
         if not isinstance(x, torch._subclasses.FakeTensor):
             self.num_calls += 1
             if self.num_calls >= self.first:
-                self.hoard = [torch.empty(self.num_bytes, dtype=torch.uint8).to(x.device)]
+                self.hoard = [
+                    torch.empty(self.num_bytes, dtype=torch.uint8).to(x.device)
+                ]
         return out
 
 
@@ -305,7 +309,7 @@ class Routed(nn.Module):
 
 
 @pytest.fixture
-def routed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Routed]:
+def routed(monkeypatch: pytest.MonkeyPatch) -> Routed:
     model = Routed()
     plain = Block.forward
 
@@ -313,7 +317,7 @@ def routed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Routed]:
         return plain(self, x * 1.5 if model.route else x)
 
     monkeypatch.setattr(Block, "forward", forward)
-    yield model
+    return model
 
 
 @pytest.mark.parametrize("has_budget", [False, True])

@@ -21,15 +21,16 @@ What follows from it is decided in C++ (core/session): here, steps are measured.
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TypedDict
 
 import torch
 
 from memscale._C import LedgerEntry, MemoryTracker, Tolerance, can_time
 
-__all__ = ["TOLERANCE", "Entry", "Measured", "Measurement"]
+__all__ = ["TOLERANCE", "Entry", "Measured", "Measurement", "held_bytes"]
 
 Entry = LedgerEntry
 
@@ -45,6 +46,17 @@ class Measured(TypedDict):
     nanoseconds: int | None
     nanoseconds_replayed: int
     held: int | None
+
+
+def held_bytes(tensors: Iterable[torch.Tensor], device: torch.device) -> int:
+    """The bytes behind tensors, on that type of device, each storage once."""
+    storages: dict[int, int] = {}
+    for tensor in tensors:
+        if tensor.device.type == device.type and tensor.layout is torch.strided:
+            with contextlib.suppress(NotImplementedError):  # a wrapper of others
+                storage = tensor.untyped_storage()
+                storages[storage._cdata] = storage.nbytes()
+    return sum(storages.values())
 
 
 class Measurement:

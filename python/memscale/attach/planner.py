@@ -23,15 +23,13 @@ from memscale._C import (
     Plan,
     PlanError,
     Session,
-    has_gradients,
-    held_bytes,
 )
 from memscale.attach import ledger as measuring
 from memscale.attach.first_real_step import FirstRealStep
 from memscale.calls.targets import check_model, is_compiled
 from memscale.config import Config
 from memscale.estimation.estimate import Estimate, estimate_step
-from memscale.model.call_kind import call_kind
+from memscale.model.call_kind import call_kind, has_gradients
 from memscale.model.inputs import Call
 from memscale.model.layers import find_layers
 from memscale.model.optimizers import find_optimizer, innermost_optimizer, only_of
@@ -128,14 +126,14 @@ class Planner:
         None: there are too many kinds, and the plan in use goes on. Raises PlanError
         if the budget is too small, and InputError for a sample that the model rejects.
         """
-        gradients = has_gradients(self._model)
-        described = call_kind(self._model, call, gradients)
+        described = call_kind(self._model, call)
         index = self._session.find(described)
         if index is not None:
             kind = self._kinds[index]
         elif self._session.is_full:
             return None
         else:
+            gradients = has_gradients(self._model)
             kind = self._new_kind(described, call, is_sample, gradients)
         first_step = kind.first_step
         if first_step is not None and first_step.has_failed:
@@ -145,7 +143,7 @@ class Planner:
 
     def kind_to_watch(self, call: Call) -> Kind | None:
         """The kind of a batch that nothing is planned for; None: there are too many."""
-        described = call_kind(self._model, call, has_gradients(self._model))
+        described = call_kind(self._model, call)
         index = self._session.find(described)
         if index is not None:
             return self._kinds[index]
@@ -232,7 +230,7 @@ class Planner:
 
     def _trace(self, call: Call, optimizer: OptimizerLike, is_sample: bool) -> Estimate:
         """Raises _CannotPlanNow if only a real step can tell."""
-        without_gradients = call_kind(self._model, call)
+        without_gradients = call_kind(self._model, call, with_gradients=False)
         if self._last_traced is not None:
             known, estimate = self._last_traced
             optimizer_now = describe_optimizer(optimizer)
@@ -319,11 +317,19 @@ class Planner:
         if device.type != "cpu":
             return None
         if what != "peak" or kind.held is None:
+            parameters = list(self._model.parameters())
+            gradients = [p.grad for p in parameters]
             found = self._find_stepping()
             states = [] if found is None else [*found.state.values()]
-            tensors = [*call.tensors(), *pytree.tree_leaves(states)]
-            others = [each for each in tensors if isinstance(each, torch.Tensor)]
-            kind.held = held_bytes(self._model, others, device)
+            everything = [
+                *parameters,
+                *gradients,
+                *self._model.buffers(),
+                *call.tensors(),
+                *pytree.tree_leaves(states),
+            ]
+            tensors = (each for each in everything if isinstance(each, torch.Tensor))
+            kind.held = measuring.held_bytes(tensors, device)
         return kind.held
 
     def _find_stepping(self) -> torch.optim.Optimizer | None:

@@ -9,21 +9,20 @@ from torch.utils import _pytree as pytree
 from memscale._C import CallKind, trained_parameters
 from memscale.model.inputs import Call
 
-__all__ = ["call_kind"]
+__all__ = ["call_kind", "has_gradients"]
 
 
-def call_kind(model: nn.Module, call: Call, has_gradients: bool = False) -> CallKind:
+def call_kind(model: nn.Module, call: Call, *, with_gradients: bool = True) -> CallKind:
     """What of a call, and of the model now, decides what its step needs.
 
-    ``has_gradients``: the model's parameters have some when it is called.
+    ``with_gradients``: whether its parameters have some now, is a part of it.
     """
     leaves, spec = pytree.tree_flatten((call.args, call.kwargs))
     facts = [
-        *_state_of(model),
+        *_state_of(model, with_gradients),
         str(spec),
         str(torch.is_autocast_enabled("cpu")),
         str(torch.is_autocast_enabled(_accelerator())),
-        f"gradients {has_gradients}",
     ]
     sizes: list[int] = []
     for leaf in leaves:
@@ -48,11 +47,19 @@ def call_kind(model: nn.Module, call: Call, has_gradients: bool = False) -> Call
 _MOST = (1 << 63) - 1
 
 
-def _state_of(model: nn.Module) -> list[str]:
+def has_gradients(model: nn.Module) -> bool:
+    """Whether a parameter that is trained has a gradient now."""
+    return "g" in trained_parameters(model)
+
+
+def _state_of(model: nn.Module, with_gradients: bool) -> list[str]:
     """What of a model makes its steps differ, beside the batch."""
     first = next(model.parameters(), None)
     where = "" if first is None else f"{first.device} {first.dtype}"
-    return [where, str(model.training), trained_parameters(model)]
+    trained = trained_parameters(model)
+    # Not which of them: in a mixture of experts that differs from step to step.
+    has_some = str(with_gradients and "g" in trained)
+    return [where, str(model.training), trained.replace("g", "1"), has_some]
 
 
 def _accelerator() -> str:

@@ -3,13 +3,11 @@
 
 #include <pybind11/stl.h>
 #include <torch/csrc/autograd/python_variable.h>
-#include <torch/csrc/utils/pybind.h>
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <string>
-#include <unordered_set>
 #include <vector>
 
 #include "memscale/bindings/bindings.h"
@@ -102,82 +100,82 @@ bool is_training(PyObject* module) {
          PyDict_GetItem(*attributes, training) == Py_True;
 }
 
-// Calls visit(parameter) for each of the module's own parameters that was not
-// met before. Nothing in it may run Python code.
-template <typename F>
-void for_each_parameter(PyObject* module, Met& met, const F& visit) {
-  static PyObject* const parameters = PyUnicode_InternFromString("_parameters");
-  for_each_entry(dict_of(module, parameters), [&](PyObject* parameter) {
-    if (!THPVariable_Check(parameter) || !met.insert(parameter)) return;
-    visit(THPVariable_Unpack(parameter));
-  });
-}
-
 // For each module, once, in the order of model.modules(): "t" if it is in
-// training mode, else "e"; then "0" or "1" for each of its own parameters that
-// no earlier module has: whether it requires a gradient.
+// training mode, else "e"; then, for each of its own parameters that no earlier
+// module has, "0" if it is not trained, "1" if it is, and "g" if it is and has
+// a gradient already.
 std::string trained_parameters(const py::object& model) {
+  static PyObject* const parameters = PyUnicode_InternFromString("_parameters");
   std::string flags;
   Met met;
   for_each_module(model, met, [&](PyObject* module) {
     flags += is_training(module) ? 't' : 'e';
-    for_each_parameter(module, met, [&](const at::Tensor& parameter) {
-      flags += parameter.requires_grad() ? '1' : '0';
+    for_each_entry(dict_of(module, parameters), [&](PyObject* parameter) {
+      if (!THPVariable_Check(parameter) || !met.insert(parameter)) return;
+      const at::Tensor& tensor = THPVariable_Unpack(parameter);
+      flags += !tensor.requires_grad()   ? '0'
+               : tensor.grad().defined() ? 'g'
+                                         : '1';
     });
   });
   return flags;
 }
 
-// Whether a parameter that is trained has a gradient.
-bool has_gradients(const py::object& model) {
-  bool found = false;
+// Whether a module of the model is of a class that is not among `known`.
+bool has_other_classes(const py::object& model, const py::set& known) {
+  bool others = false;
   Met met;
+  const PyTypeObject* last = nullptr;  // neighbours are often of one class
   for_each_module(model, met, [&](PyObject* module) {
-    for_each_parameter(module, met, [&](const at::Tensor& parameter) {
-      found |= parameter.requires_grad() && parameter.grad().defined();
-    });
+    PyTypeObject* const type = Py_TYPE(module);
+    if (type == last) return;
+    last = type;
+    // Classes hash by identity, unless a metaclass says otherwise.
+    const int found =
+        PySet_Contains(known.ptr(), reinterpret_cast<PyObject*>(type));
+    if (found < 0) PyErr_Clear();
+    others |= found != 1;
   });
-  return found;
+  return others;
 }
 
-// The bytes behind a model's parameters, their gradients, its buffers, and
-// other tensors, on a device of this type; each storage once.
-std::int64_t held_bytes(const py::object& model,
-                        const std::vector<at::Tensor>& others,
-                        const c10::Device& device) {
-  static PyObject* const buffers = PyUnicode_InternFromString("_buffers");
-  std::unordered_set<const c10::StorageImpl*> storages;
-  std::int64_t bytes = 0;
-  const auto add = [&](const at::Tensor& tensor) {
-    if (!tensor.defined() || !tensor.has_storage() ||
-        tensor.device().type() != device.type()) {
-      return;
-    }
-    const c10::Storage& storage = tensor.storage();
-    if (!storages.insert(storage.unsafeGetStorageImpl()).second) return;
-    bytes += static_cast<std::int64_t>(storage.nbytes());
-  };
+// The parts that are compiled: torch.compile() made them, or their compile()
+// was called and no way in of ours, of class `ours`, stands before it.
+std::vector<py::object> find_compiled(const py::object& model,
+                                      const py::type& ours) {
+  static PyObject* const modules = PyUnicode_InternFromString("_modules");
+  static PyObject* const place =
+      PyUnicode_InternFromString("_compiled_call_impl");
+  static PyObject* const original = PyUnicode_InternFromString("_orig_mod");
+  std::vector<PyObject*> found;
   Met met;
   for_each_module(model, met, [&](PyObject* module) {
-    for_each_parameter(module, met, [&](const at::Tensor& parameter) {
-      add(parameter);
-      add(parameter.grad());
-    });
-    for_each_entry(dict_of(module, buffers), [&](PyObject* buffer) {
-      if (THPVariable_Check(buffer)) add(THPVariable_Unpack(buffer));
-    });
+    PyObject** const attributes = _PyObject_GetDictPtr(module);
+    if (attributes == nullptr || *attributes == nullptr) return;
+    PyObject* const call = PyDict_GetItem(*attributes, place);
+    PyObject* const parts = dict_of(module, modules);
+    const bool in_place =
+        call != nullptr && call != Py_None &&
+        PyType_IsSubtype(Py_TYPE(call),
+                         reinterpret_cast<PyTypeObject*>(ours.ptr())) == 0;
+    const bool made = parts != nullptr && PyDict_GET_SIZE(parts) == 1 &&
+                      PyDict_GetItem(parts, original) != nullptr;
+    if (in_place || made) found.push_back(module);
   });
-  for (const at::Tensor& tensor : others) add(tensor);
-  return bytes;
+  std::vector<py::object> owned;
+  for (PyObject* const module : found) {
+    owned.push_back(py::reinterpret_borrow<py::object>(module));
+  }
+  return owned;
 }
 
 }  // namespace
 
 void bind_modules(py::module_& m) {
   m.def("trained_parameters", &trained_parameters, py::arg("model"));
-  m.def("has_gradients", &has_gradients, py::arg("model"));
-  m.def("held_bytes", &held_bytes, py::arg("model"), py::arg("others"),
-        py::arg("device"));
+  m.def("has_other_classes", &has_other_classes, py::arg("model"),
+        py::arg("known"));
+  m.def("find_compiled", &find_compiled, py::arg("model"), py::arg("ours"));
 }
 
 }  // namespace memscale

@@ -66,11 +66,12 @@ void bind_session(py::module_& m) {
       .def("plan_of", &Session::plan_of, py::arg("kind"),
            py::return_value_policy::copy)
       .def("plans", &Session::plans)
-      .def("measure_of",
-           [](const Session& session, std::size_t kind) {
-             return std::string(to_string(session.measure_of(kind)));
-           },
-           py::arg("kind"))
+      .def(
+          "measure_of",
+          [](const Session& session, std::size_t kind) {
+            return std::string(to_string(session.measure_of(kind)));
+          },
+          py::arg("kind"))
       .def("times_to_measure", &Session::times_to_measure, py::arg("kind"))
       .def(
           "add_step",
@@ -81,8 +82,8 @@ void bind_session(py::module_& m) {
                 kind, {before, peak, nanoseconds, nanoseconds_replayed, held});
           },
           py::arg("kind"), py::kw_only(), py::arg("before"), py::arg("peak"),
-          py::arg("nanoseconds"), py::arg("nanoseconds_replayed"), py::arg("held"),
-          py::call_guard<py::gil_scoped_release>())
+          py::arg("nanoseconds"), py::arg("nanoseconds_replayed"),
+          py::arg("held"), py::call_guard<py::gil_scoped_release>())
       .def_property_readonly("ledger", &Session::ledger);
 }
 

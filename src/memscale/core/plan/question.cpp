@@ -24,8 +24,8 @@ Question Question::of(std::shared_ptr<const Trace> trace, const Config& config,
   if (facts.has_gradients) {
     facts.call += ", onto gradients that are there";
     if (question.trace != nullptr) {
-      question.trace = std::make_shared<const Trace>(
-          accumulating_step(*question.trace));
+      question.trace =
+          std::make_shared<const Trace>(accumulating_step(*question.trace));
     }
   }
   question.config = config.resolve();

@@ -7,6 +7,14 @@
 #include "memscale/core/plan/decision.h"
 
 namespace memscale {
+namespace {
+
+// Of a kind without a plan, so many steps are measured by themselves. Later
+// ones are only watched, see MemoryTracker.
+constexpr std::int64_t kNumWatched = 3;
+
+}  // namespace
+
 Session::Session(const Config& config, std::vector<std::string> layers,
                  const Tolerance& tolerance)
     : budget_(*config.budget),
@@ -81,8 +89,9 @@ Measure Session::measure_of(std::size_t index) const {
   if (kind.first_steps && !kind.first_steps->is_done()) {
     return kind.times ? Measure::All : Measure::Step;
   }
-  const auto& budget = kind.plan ? kind.plan->budget : budget_;
-  return budget ? Measure::Peak : Measure::Nothing;
+  if (kind.plan) return kind.plan->budget ? Measure::Peak : Measure::Nothing;
+  if (!budget_) return Measure::Nothing;
+  return kind.num_watched < kNumWatched ? Measure::Step : Measure::Peak;
 }
 
 std::shared_ptr<OpTimes> Session::times_to_measure(std::size_t kind) const {
@@ -93,6 +102,7 @@ std::optional<Review> Session::add_step(std::size_t index,
                                         const MeasuredStep& step) {
   Kind& kind = at(index);
   if (measure_of(index) == Measure::Nothing) return std::nullopt;
+  if (!kind.plan) ++kind.num_watched;
   Review review;
   const auto& budget = kind.plan ? kind.plan->budget : budget_;
   const bool is_broken = budget && step.training_peak() > *budget;
@@ -181,8 +191,8 @@ void Session::answer_broken_budget(Kind& kind, Bytes peak, Review& review) {
   kind.times.reset();
   review.problem =
       str("the budget of ", budget, " is not kept: ", what,
-          ", and no plan holds less; training goes on as it is. Set a budget of "
-          "at least ",
+          kind.plan ? ", and no plan holds less" : ", and there is no plan",
+          "; training goes on as it is. Set a budget of at least ",
           peak.count(), " bytes (", peak, "), or make the batch smaller");
 }
 

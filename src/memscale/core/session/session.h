@@ -116,6 +116,7 @@ class Session final {
     std::optional<Question> question;
     std::optional<FirstSteps> first_steps;
     std::shared_ptr<OpTimes> times;
+    std::int64_t num_watched = 0;  // steps without a plan
     bool was_planned_anew = false;
     // No plan is smaller, or there is none, and a step was above the budget.
     bool is_smallest = false;

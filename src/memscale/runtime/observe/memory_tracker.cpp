@@ -59,8 +59,7 @@ void MemoryTracker::start() {
   TORCH_CHECK(!is_running_, "this memory tracker is already running");
   for (MemoryTracker* other : running_) {
     if (other->device_ != device_) continue;
-    other->banked_peak_ =
-        std::max(other->banked_peak_, other->peak_in(read()));
+    other->banked_peak_ = std::max(other->banked_peak_, other->peak_in(read()));
     if (resets_) other->peak_at_start_ = 0;
   }
   peak_at_start_ = resets_ ? 0 : read().peak;
