@@ -139,6 +139,7 @@ bench: build $(VENV)/.test-libraries ## speed: figures, never assertions
 	@$(VENV)/bin/python -m memscale.benchmarks recompute
 	@$(VENV)/bin/python -m memscale.benchmarks budget
 	@$(VENV)/bin/python -m memscale.benchmarks optimizer
+	@$(VENV)/bin/python -m memscale.benchmarks overhead
 
 CPP_SOURCES = $(shell git ls-files '*.h' '*.cpp' '*.cu' '*.cuh')
 

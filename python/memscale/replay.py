@@ -66,6 +66,11 @@ Policy = str | KeepSet
 # runs it.
 _of_thread = threading.local()
 
+# The layers of attached models, also while they do not tell of their calls.
+_replays: weakref.WeakKeyDictionary[nn.Module, weakref.ref[Replay]] = (
+    weakref.WeakKeyDictionary()
+)
+
 _POLICIES = _C.replay_policies()
 
 
@@ -118,6 +123,7 @@ class Replay:
         self._check = ShardingCheck()
         self._paused = 0
         self._idle = False
+        self._tells_of_layers = False
         self._owner: Callable[[], Callable[[], object] | None] = lambda: None
         self._on_detach: list[Callable[[], object]] = []
         self._come_back: Callable[[], object] | None = None
@@ -131,9 +137,13 @@ class Replay:
             layers = []
         else:
             layers = layers[:1]
-        for index, (module, _) in enumerate(layers):
+        for module, _ in layers:
             self._watched.append(weakref.ref(module))
-            way_in.place(module, self, index, before if index == 0 else None)
+            _replays[module] = weakref.ref(self)
+        if layers:
+            way_in.place(model, self, 0, before)
+        if self._records:
+            self._tell_of_layers(True)
 
     def run(
         self,
@@ -143,12 +153,14 @@ class Replay:
         kwargs: dict[str, Any],
         before: BeforeCall | None,
     ) -> Any:
-        """A call of a layer while gradients are on."""
+        """A call of the model, or of a layer outside of one, with gradients on."""
         _end_interrupted_call()
         if not self._is_left_alone():
             self._refuse_if_sharded(module)
             if before is not None:
                 before(module, args, kwargs)
+            if self._tells_of_layers:
+                way_in.place_before_compiled(module, self)
         begin, handle, output = Begin(self, index), None, None
         try:
             if way_in.has_pre_hooks(module):
@@ -165,6 +177,41 @@ class Replay:
                 self._engine.leave_layer()
             if begin.has_entered:
                 self._leave(output)
+
+    def run_layer(
+        self,
+        index: int,
+        module: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """A call of a layer while gradients are on."""
+        call = getattr(_of_thread, "call", None)
+        if (
+            call is None
+            or call[0] is not self
+            or module._forward_pre_hooks
+            or not _is_running(call[1])
+        ):
+            return self.run(index, module, args, kwargs, None)
+        # The usual case: run() would come to this, too.
+        self._engine.enter_layer(index)
+        try:
+            return module._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
+        finally:
+            call_events.leave_layer()
+            self._engine.leave_layer()
+
+    def run_compiled(
+        self, compiled: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """A call of a part that is compiled: neither its ops nor its saves are seen."""
+        self._engine.enter_compiled()
+        try:
+            with hook_stack.aside():
+                return compiled(*args, **kwargs)
+        finally:
+            self._engine.leave_compiled()
 
     def begin(self, index: int) -> bool:
         """Whether the call that is recorded begins with this layer."""
@@ -227,17 +274,40 @@ class Replay:
         self._owner = detach
 
     def set_policies(
-        self, policies: list[Policy], after_difference: str = "cheap"
+        self,
+        policies: list[Policy],
+        after_difference: str = "cheap",
+        tell: bool = False,
     ) -> None:
         """Other policies, one for each layer, from the next call on.
 
         ``after_difference``: the policy of a call that runs other ops than its keep
-        set knows, from the first of them on.
+        set knows, from the first of them on. Where every layer keeps everything, none
+        tells of its calls, unless ``tell``.
         """
         self._engine.set_layers(
             [_rules(each, self._min_bytes, after_difference) for each in policies]
         )
         self._idle = all(policy == "keep" for policy in policies)
+        self._tell_of_layers(self._records and (tell or not self._idle))
+
+    def _tell_of_layers(self, tell: bool) -> None:
+        """Have layers tell of their calls, or not.
+
+        A call that another thread is in meanwhile is observed in part: what it
+        computes is the same.
+        """
+        model = self._watched[0]() if self._watched else None
+        if tell == self._tells_of_layers or model is None:
+            return
+        self._tells_of_layers = tell
+        if not tell:
+            way_in.take_away_parts(model, self)
+            return
+        for index, watched in enumerate(self._watched):
+            module = watched()
+            if index > 0 and module is not None:
+                way_in.place(module, self, index)
 
     def record(self, recorder: Recorder | None) -> None:
         """From the next call on, tell ``recorder`` of layers, saves and results."""
@@ -265,6 +335,11 @@ class Replay:
     def stats(self) -> Stats:
         return Stats(**self._engine.counts(), kept_because=self._engine.reasons())
 
+    @property
+    def calls_unlike_keep_set(self) -> int:
+        """As in ``stats()``, without the rest of it."""
+        return self._engine.calls_unlike_keep_set
+
     def reset_stats(self) -> None:
         self._engine.reset_stats()
 
@@ -283,11 +358,16 @@ class Replay:
         self._on_detach.clear()
         self._records = False
         _C.rest()
-        for watched in self._watched:
+        for index, watched in enumerate(self._watched):
             module = watched()
-            if module is not None:
-                way_in.take_away(module, self)
+            if module is None:
+                continue
+            way_in.take_away(module, self)
+            if index == 0:
+                way_in.take_away_parts(module, self)  # also what was compiled since
+            _replays.pop(module, None)
         self._watched.clear()
+        self._tells_of_layers = False
         if self._come_back is not None:
             self._come_back()
 
@@ -309,12 +389,16 @@ def _end_interrupted_call() -> None:
     call = getattr(_of_thread, "call", None)
     if call is None:
         return
-    replay, frame, _ = call
+    if not _is_running(call[1]):
+        call[0]._leave(None)
+
+
+def _is_running(frame: FrameType) -> bool:
     try:
         frame.clear()
     except RuntimeError:
-        return
-    replay._leave(None)
+        return True
+    return False
 
 
 def _is_capturing() -> bool:
@@ -326,7 +410,12 @@ def _is_capturing() -> bool:
 
 def is_attached(model: nn.Module) -> bool:
     """Whether the model or a part of it is."""
-    return any(way_in.way_in_of(module) is not None for module in model.modules())
+    for module in model.modules():
+        found = _replays.get(module)
+        replay = None if found is None else found()
+        if replay is not None and replay.is_alive():
+            return True
+    return False
 
 
 def attach(

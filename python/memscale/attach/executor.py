@@ -351,7 +351,7 @@ class Executor:
             self.say(text, level)
 
     def _look_for_unlike_calls(self) -> None:
-        if "unlike" not in self._said and self.stats().calls_unlike_keep_set:
+        if "unlike" not in self._said and self._replay.calls_unlike_keep_set:
             least = self._plan is not None and self._plan.budget is not None
             then = (
                 "hold the least"

@@ -21,6 +21,7 @@ from memscale.benchmarks import goals
 BENCHMARKS = {
     "budget": "plans under a byte budget beside uniform checkpointing: bytes and time",
     "optimizer": "8-bit and fp32 AdamW beside torch's and others: time and bytes",
+    "overhead": "a tiny model wrapped beside eager: time per call, layer and op",
     "predict": "predicted against measured peaks, and what predicting costs",
     "recompute": "replay against plain training and checkpointing: bytes and time",
 }

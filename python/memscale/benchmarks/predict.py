@@ -141,12 +141,12 @@ def _costs(quick: bool) -> tuple[list[dict[str, Any]], list[Goal]]:
 
 
 def _overhead() -> list[Goal]:
-    """The recorder's cost, from ``memscale.benchmarks.overhead``.
+    """The recorder's cost, from ``memscale.benchmarks.recorder_cost``.
 
     Its ``measure() -> tuple[float, float]`` gives microseconds for each operator
     and for each saved tensor. Without it the goals stand as not measured.
     """
-    name = "memscale.benchmarks.overhead"
+    name = "memscale.benchmarks.recorder_cost"
     per_op = per_save = float("nan")
     if importlib.util.find_spec(name) is not None:
         per_op, per_save = importlib.import_module(name).measure()

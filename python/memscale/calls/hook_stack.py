@@ -24,7 +24,7 @@ from torch._C import _autograd
 
 from memscale import _C
 
-__all__ = ["is_free", "pop", "push", "step_aside", "stop_stepping_aside"]
+__all__ = ["aside", "is_free", "pop", "push", "step_aside", "stop_stepping_aside"]
 
 _ours = threading.local()
 _lock = threading.RLock()  # a finalizer may come at any time
@@ -59,7 +59,8 @@ def pop(hooks: tuple[Any, Any]) -> None:
 
 
 @contextmanager
-def _disable_after_ours(error_message: str) -> Iterator[None]:
+def aside() -> Iterator[None]:
+    """Within it ours are off, if they are on top."""
     hooks: tuple[Any, Any] | None = getattr(_ours, "hooks", None)
     found = top()
     if found is None or hooks is None or found[0] is not hooks[0]:
@@ -67,11 +68,16 @@ def _disable_after_ours(error_message: str) -> Iterator[None]:
     if hooks is not None:
         _autograd._pop_saved_tensors_default_hooks()
     try:
-        with _disable(error_message):
-            yield
+        yield
     finally:
         if hooks is not None:
             _autograd._push_saved_tensors_default_hooks(*hooks)
+
+
+@contextmanager
+def _disable_after_ours(error_message: str) -> Iterator[None]:
+    with aside(), _disable(error_message):
+        yield
 
 
 functools.update_wrapper(_disable_after_ours, _disable)

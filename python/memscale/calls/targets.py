@@ -8,8 +8,8 @@ import torch
 from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
-from memscale._C import InputError
-from memscale.calls.way_in import way_in_of
+from memscale._C import InputError, has_other_classes
+from memscale.calls.way_in import is_compiled
 
 __all__ = ["ShardingCheck", "check_model", "find_model", "innermost", "is_compiled"]
 
@@ -48,15 +48,6 @@ def find_model(target: Any) -> nn.Module:
             )
     found: nn.Module = model
     return found
-
-
-def is_compiled(model: nn.Module) -> bool:
-    """Whether torch.compile made it, or its compile() was called."""
-    # Asking for torch.compile's class would import dynamo.
-    return hasattr(model, "_orig_mod") or (
-        getattr(model, "_compiled_call_impl", None) is not None
-        and way_in_of(model) is None
-    )
 
 
 def innermost(model: nn.Module) -> nn.Module:
@@ -119,27 +110,13 @@ class ShardingCheck:
 
     def __call__(self, model: nn.Module) -> None:
         """Raises InputError, saying who does."""
-        kinds = _kinds_in(model)
-        # Others who shard from outside set this on all modules.
-        if not kinds <= self._known or "_is_fsdp_managed_module" in vars(model):
+        if (
+            has_other_classes(model, self._known)
+            # Others who shard from outside set this on all modules.
+            or "_is_fsdp_managed_module" in vars(model)
+        ):
             _check_sharding(model)
-            self._known |= kinds
-
-
-def _kinds_in(model: nn.Module) -> set[type]:
-    # Several times faster than modules(), which has a generator for each.
-    seen = {model}
-    level = [model]
-    while level:
-        level = [
-            part
-            for module in level
-            if module._modules
-            for part in module._modules.values()
-            if part is not None and part not in seen
-        ]
-        seen.update(level)
-    return set(map(type, seen))
+            self._known = {type(module) for module in model.modules()}
 
 
 def _check_devices(model: nn.Module) -> None:

@@ -8,6 +8,9 @@ copies and pickles, and replaces it when the module is compiled: both as we want
 
 Where somebody has pre-hooks, the layer begins after them, as in a trace: what they
 compute is the caller's. For that call, then, a pre-hook of ours is the last of them.
+
+Where a part of the model is compiled, ours stands before its compiled call and gives
+the call on: what runs in it is the compiler's, and nothing of it is recorded.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ import torch
 from torch import nn
 from torch.compiler import is_compiling
 
+from memscale._C import find_compiled
 from memscale.calls.before_call import BeforeCall, say_compiled
 
 __all__ = [
@@ -30,9 +34,13 @@ __all__ = [
     "Hook",
     "WayIn",
     "has_pre_hooks",
+    "is_compiled",
     "place",
+    "place_before_compiled",
     "remove_dead_hooks",
     "take_away",
+    "take_away_dead",
+    "take_away_parts",
     "way_in_of",
 ]
 
@@ -50,6 +58,18 @@ class Calls(Protocol):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         before: BeforeCall | None,
+    ) -> Any: ...
+
+    def run_layer(
+        self,
+        index: int,
+        module: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any: ...
+
+    def run_compiled(
+        self, compiled: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any: ...
 
     def begin(self, index: int) -> bool: ...
@@ -75,12 +95,14 @@ class WayIn:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if is_compiling():
             return self._module()._call_impl(*args, **kwargs)  # type: ignore[union-attr]
-        module, is_ours = self._called(sys._getframe(1))
-        if not is_ours:
-            return _call_copy(module, args, kwargs)
+        # Two of these lines are _called(), without the call: this runs for each layer.
+        module: Any = self._module()
+        frame = sys._getframe(1)
+        if frame.f_code is _CALL and (called := frame.f_locals["self"]) is not module:
+            return _call_copy(called, args, kwargs)
         if not torch.is_grad_enabled():
             return module._call_impl(*args, **kwargs)
-        return self._calls.run(self._index, module, args, kwargs, None)
+        return self._calls.run_layer(self._index, module, args, kwargs)
 
     def _called(self, frame: FrameType) -> tuple[Any, bool]:
         """Whom torch calls, and whether it is the module that this was made for."""
@@ -131,6 +153,23 @@ class WayIntoModel(WayIn):
         return module._call_impl(*args, **kwargs)
 
 
+class WayIntoCompiled(WayIn):
+    """That of a part which is compiled: before its compiled call."""
+
+    def __init__(self, module: nn.Module, calls: Calls, index: int) -> None:
+        super().__init__(module, calls, index)
+        # None: what torch.compile() made, whose own call is the compiled one.
+        self.compiled = vars(module).get(_PLACE)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        compiled = self.compiled
+        if compiled is None:
+            compiled = self._module()._call_impl  # type: ignore[union-attr]
+        if is_compiling() or not torch.is_grad_enabled():
+            return compiled(*args, **kwargs)
+        return self._calls.run_compiled(compiled, args, kwargs)
+
+
 def _call_copy(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A module that was given the attributes of ours, by DataParallel say."""
     for part in module.modules():
@@ -155,10 +194,27 @@ def place(
             before.watch(module, way_in)
 
 
+def place_before_compiled(model: nn.Module, calls: Calls) -> None:
+    """Have ``calls`` told of each part that was compiled, since it last was told."""
+    for module in find_compiled(model, WayIn):
+        found = way_in_of(module)
+        if module is not model and not isinstance(found, WayIntoCompiled):
+            if found is not None:
+                del vars(module)[_PLACE]
+            vars(module)[_PLACE] = WayIntoCompiled(module, calls, 0)
+
+
 def take_away(module: nn.Module, calls: Calls) -> None:
     found = way_in_of(module)
     if found is not None and found.leads_to(calls):
-        del vars(module)[_PLACE]
+        _remove(module, found)
+
+
+def take_away_parts(model: nn.Module, calls: Calls) -> None:
+    """Ways into what is inside of the model."""
+    for module in model.modules():
+        if module is not model:
+            take_away(module, calls)
 
 
 def take_away_dead(model: nn.Module) -> None:
@@ -166,12 +222,27 @@ def take_away_dead(model: nn.Module) -> None:
     for module in model.modules():
         found = way_in_of(module)
         if found is not None and found.is_dead():
-            del vars(module)[_PLACE]
+            _remove(module, found)
+
+
+def _remove(module: nn.Module, way_in: WayIn) -> None:
+    del vars(module)[_PLACE]
+    if isinstance(way_in, WayIntoCompiled) and way_in.compiled is not None:
+        vars(module)[_PLACE] = way_in.compiled
 
 
 def way_in_of(module: nn.Module) -> WayIn | None:
     found = vars(module).get(_PLACE)
     return found if isinstance(found, WayIn) else None
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Whether torch.compile made it, or its compile() was called."""
+    found = vars(module).get(_PLACE)
+    if isinstance(found, WayIn):
+        found = getattr(found, "compiled", None)
+    # Asking for torch.compile's class would import dynamo.
+    return hasattr(module, "_orig_mod") or found is not None
 
 
 def has_pre_hooks(module: nn.Module) -> bool:

@@ -59,7 +59,7 @@ def _state_of(model: nn.Module, with_gradients: bool) -> list[str]:
     trained = trained_parameters(model)
     # Not which of them: in a mixture of experts that differs from step to step.
     has_some = str(with_gradients and "g" in trained)
-    return [where, str(model.training), trained.replace("g", "1"), has_some]
+    return [where, trained.replace("g", "1"), has_some]
 
 
 def _accelerator() -> str:

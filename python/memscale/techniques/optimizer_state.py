@@ -66,6 +66,10 @@ class OptimizerState:
     def around_call(self) -> AbstractContextManager[object]:
         return nullcontext()
 
+    @property
+    def hears_of_layers(self) -> bool:
+        return False
+
     def plain_optimizer(
         self, optimizer: torch.optim.Optimizer
     ) -> torch.optim.Optimizer:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
@@ -11,6 +11,7 @@ from torch import nn
 from memscale import replay
 from memscale._C import Choice, Plan, Recorder
 from memscale.calls.before_call import BeforeCall
+from memscale.techniques.technique import Technique
 
 __all__ = ["Recompute"]
 
@@ -19,6 +20,8 @@ class Recompute:
     """The technique: see memscale.techniques.technique.Technique.
 
     ``layers``: the model's, by name. ``otherwise``: what they do until there is a plan.
+    ``others``: techniques that are attached before this one, and may have to hear of
+    layers.
     """
 
     name = "recompute"
@@ -30,8 +33,10 @@ class Recompute:
         otherwise: Choice | None,
         around: Callable[[], AbstractContextManager[object]],
         before: BeforeCall,
+        others: Sequence[Technique] = (),
     ) -> None:
         self._layers = layers
+        self._others = others
         # What layers do that a plan does not know.
         self._policy = "keep" if otherwise is None else otherwise.choice
         self.replay = replay.attach(model, self._policy, around=around, before=before)
@@ -43,13 +48,15 @@ class Recompute:
 
     def attach(self, plan: Plan | None, otherwise: Choice | None) -> None:
         # By name: layers may have come and gone since the model was wrapped.
-        if plan is None:
-            self.replay.set_policies([self._policy] * len(self._layers))
-            return
-        chosen = {each.layer: each.keep_set or each.policy for each in plan.layers}
+        chosen: dict[str, replay.Policy] = {}
+        after_difference = "cheap"
+        if plan is not None:
+            chosen = {each.layer: each.keep_set or each.policy for each in plan.layers}
+            after_difference = plan.policy_after_difference
         self.replay.set_policies(
             [chosen.get(name, self._policy) for name in self._layers],
-            plan.policy_after_difference,
+            after_difference,
+            tell=any(each.hears_of_layers for each in self._others),
         )
 
     def hold_least(self) -> None:
@@ -61,6 +68,10 @@ class Recompute:
 
     def around_call(self) -> AbstractContextManager[object]:
         return nullcontext()
+
+    @property
+    def hears_of_layers(self) -> bool:
+        return False
 
     def plain_optimizer(
         self, optimizer: torch.optim.Optimizer

@@ -53,5 +53,7 @@ def make_techniques(
                 stack.enter_context(technique.around_call())
             yield
 
-    recompute = Recompute(model, layers, fallback.get(Recompute.name), around, before)
+    recompute = Recompute(
+        model, layers, fallback.get(Recompute.name), around, before, others[:1]
+    )
     return Techniques([others[0], recompute, others[1]], recompute)

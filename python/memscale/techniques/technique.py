@@ -32,6 +32,10 @@ class Technique(Protocol):
     def around_call(self) -> AbstractContextManager[object]:
         """Entered around each call of the model in training."""
 
+    @property
+    def hears_of_layers(self) -> bool:
+        """Whether it acts when a layer returns: see memscale.calls.call_events."""
+
     def plain_optimizer(
         self, optimizer: torch.optim.Optimizer
     ) -> torch.optim.Optimizer:

@@ -132,6 +132,10 @@ class UseCache:
     def around_call(self) -> AbstractContextManager[object]:
         return self.caches.in_call()
 
+    @property
+    def hears_of_layers(self) -> bool:
+        return self.caches.early
+
     def plain_optimizer(
         self, optimizer: torch.optim.Optimizer
     ) -> torch.optim.Optimizer:

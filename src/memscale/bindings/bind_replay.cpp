@@ -118,6 +118,12 @@ void bind_replay(py::module_& m) {
       .def("leave", &Replay::leave, py::arg("outputs"))
       .def("enter_layer", &Replay::enter_layer)
       .def("leave_layer", &Replay::leave_layer)
+      .def("enter_compiled", &Replay::enter_compiled)
+      .def("leave_compiled", &Replay::leave_compiled)
+      .def_property_readonly("calls_unlike_keep_set",
+                             [](Replay& replay) -> std::size_t {
+                               return replay.stats().calls_unlike_keep_set;
+                             })
       .def_property_readonly("is_entered", &Replay::is_entered)
       .def("pack_hook", &make_pack_hook)
       .def("counts", [](Replay& replay) { return counts(replay.stats()); })

@@ -26,9 +26,12 @@ class ModelCall final {
 
   std::size_t layer() const { return layers_.back(); }
   void enter_layer(std::size_t layer) {
-    layers_.push_back(layer);
+    layers_.push_back(is_compiled() ? kCompiled : layer);
     change_layer();
   }
+  // A part that is compiled: until leave_layer(), nothing goes to a tape.
+  void enter_compiled() { enter_layer(kCompiled); }
+  bool is_compiled() const { return layers_.back() == kCompiled; }
   // False: there is none to leave.
   bool leave_layer() {
     if (layers_.size() == 1) return false;
@@ -66,7 +69,13 @@ class ModelCall final {
   }
 
  private:
-  const TapeRules& layer_rules() const { return rules_.at(layers_.back()); }
+  // In the place of a layer's number.
+  static constexpr std::size_t kCompiled = static_cast<std::size_t>(-1);
+  static inline const TapeRules kKeep = {};
+
+  const TapeRules& layer_rules() const {
+    return is_compiled() ? kKeep : rules_.at(layers_.back());
+  }
 
   void change_layer() {
     if (tape_ == nullptr) return;

@@ -173,15 +173,27 @@ bool Replay::is_entered() const {
 
 void Replay::enter_layer(std::size_t layer) {
   if (!is_entered()) return;
+  const bool in_compiled = current_call->layers.is_compiled();
   current_call->layers.enter_layer(layer);
-  if (current_call->recorder != nullptr) {
+  if (current_call->recorder != nullptr && !in_compiled) {
     current_call->recorder->enter_layer(LayerId(layer));
   }
 }
 
 void Replay::leave_layer() {
   if (!is_entered() || !current_call->layers.leave_layer()) return;
-  if (current_call->recorder != nullptr) current_call->recorder->leave_layer();
+  const bool in_compiled = current_call->layers.is_compiled();
+  if (current_call->recorder != nullptr && !in_compiled) {
+    current_call->recorder->leave_layer();
+  }
+}
+
+void Replay::enter_compiled() {
+  if (is_entered()) current_call->layers.enter_compiled();
+}
+
+void Replay::leave_compiled() {
+  if (is_entered()) current_call->layers.leave_layer();
 }
 
 void Replay::before_resize(const StoragePtr& storage) {
@@ -335,7 +347,9 @@ std::unique_ptr<at::ObserverContext> Replay::on_start(
        is_in_dispatch_mode())) {
     before_writes(*info, fn);
   }
-  if (call == nullptr || info->ignored) return nullptr;
+  if (call == nullptr || info->ignored || call->layers.is_compiled()) {
+    return nullptr;
+  }
   TensorTape* const tape = call->open_tape();
   const bool timed = call->settings.times != nullptr;
   if ((tape == nullptr && !timed) ||

@@ -55,6 +55,10 @@ class Replay final : public std::enable_shared_from_this<Replay> {
   // Of the call that this thread is in; nothing happens if it is in none.
   void enter_layer(std::size_t layer);
   void leave_layer();
+  // Around a part that is compiled: its ops are the compiler's, and no tape
+  // sees them.
+  void enter_compiled();
+  void leave_compiled();
   // Whether this thread is in a call of this model.
   bool is_entered() const;
 
