@@ -32,6 +32,7 @@ from memscale.model.inputs import Call, LossFn, find_loss
 from memscale.model.layers import find_layers
 from memscale.model.randomness import same_randomness
 from memscale.trace import leaks, repeated_layers
+from memscale.trace.buckets import find_buckets
 from memscale.trace.copies import CannotCopy, Copies
 from memscale.trace.fake_tensors import (
     DATA_DEPENDENT_ERRORS,
@@ -113,10 +114,13 @@ class _StaticTracer:
         self.loss_fn = loss_fn
         self.optimizer = optimizer
         self.modes: list[weakref.ref[KnownIntegersMode]] = []
+        self.buckets = find_buckets(model)
 
     def trace_once_or_twice(self) -> TracedStep:
+        # Gradients that move into buckets are followed one by one.
+        repeat = self.buckets is None or not self.buckets.are_gradients
         try:
-            return self.trace(repeat=True)
+            return self.trace(repeat)
         except repeated_layers.NotRepeatable as why:
             _log.debug("layers that look equal are traced one by one: %s", why)
         return self.trace(repeat=False)
@@ -182,6 +186,9 @@ class _StaticTracer:
     ) -> TracedStep:
         hooks = _Saves(recorder, mode).hooks() if saves else None
         rows = observe_layers(shell, recorder, mode if repeat else None, hooks)
+        if self.buckets is not None:
+            with mode:
+                self.buckets.add_to(recorder, fake_of)
         if any(p._post_accumulate_grad_hooks for p in self.model.parameters()):
             recorder.add_note("hooks that run as gradients arrive are not traced")
         if not saves:

@@ -245,7 +245,7 @@ class Convolution final : ConvolutionShape {
     const Int plain = weight() + (bias ? 2 * result_channels * element : 0);
     if (weight_by_gemm() && !(channels_last && depthwise()) && element != 2) {
       // A product of matrices, from columns; nothing is reordered.
-      const Int copies = std::min(threads, batch) *
+      const Int copies = std::min(threads, batch * groups) *
                          (4 * weight() + (channels_last ? 2 : 1) * columns());
       held.touch(weight() + copies + 384);
       held.touch(weight() + plain);
