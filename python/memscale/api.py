@@ -30,7 +30,7 @@ def wrap(
     """Make ``target`` train in less memory; returns the same object.
 
     ``target``: a model, or a Trainer, whose model is wrapped. A plan says for each
-    layer what it keeps for backward and what backward computes again: the smallest
+    layer what it keeps for backward and what backward computes again: the best
     peak for the time that ``config.mode`` may spend, or the fastest under
     ``config.budget``.
     Loss, gradients and random numbers are the same to the last bit, unless the config

@@ -140,6 +140,12 @@ def _modes_table() -> str:
     rows.append(
         "| slower than the plain step by at most | " + " | ".join(limits) + " |"
     )
+    stops = ["yes" if e.stops_at_knee else "no" for e in effective]
+    rows.append(
+        "| less where it buys too little ([knee](plans.md#the-knee)) | "
+        + " | ".join(stops)
+        + " |"
+    )
     return "## Modes\n\n" + "\n".join(rows)
 
 

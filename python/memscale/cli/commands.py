@@ -3,6 +3,7 @@
 ::
 
     memscale estimate gpt2 --batch 4 --seq 512 --device "RTX 3090"
+    memscale estimate gpt2 --device "RTX 3090" --budget 3GiB
     memscale estimate my_package.my_module:make_model --json
     memscale plan gpt2 --batch 8 --seq 512 --device "RTX 3090" --budget 6GiB
     memscale models
@@ -32,6 +33,7 @@ from memscale._C import Fit, HardwareError, format_bytes
 from memscale.benchmarks.models import BENCHMARK_MODELS
 from memscale.cli import plan
 from memscale.cli.models import DTYPES, Subject, UsageError, find_subject
+from memscale.config import Config
 from memscale.estimation.estimate import Estimate
 from memscale.report.tables import table
 from memscale.trace.optimizer_step import optimizer_names
@@ -103,6 +105,7 @@ def _add_estimate(commands: Any) -> None:
     _add_subject(parser)
     add = parser.add_argument
     add("--json", action="store_true", help="print JSON and nothing else")
+    plan.add_wishes(parser, default=None)
     add(
         "--check-fits",
         action="store_true",
@@ -203,7 +206,8 @@ def _estimate(options: argparse.Namespace) -> int:
             subject.model,
             subject.sample,
             options.optimizer,
-            loss_fn=subject.loss_fn,
+            _wished(options),
+            subject.loss_fn,
             device=device,
             **_sizes(options),
         )
@@ -219,6 +223,13 @@ def _estimate(options: argparse.Namespace) -> int:
         excess = format_bytes(fit.needed - fit.capacity)
         print(f"\nDoes not fit {estimate.target}: {excess} too much.")
     return 3
+
+
+def _wished(options: argparse.Namespace) -> Config | None:
+    """None: the plain step."""
+    given = {"budget": options.budget, "mode": options.mode}
+    wishes = {name: value for name, value in given.items() if value is not None}
+    return Config.from_dict(wishes) if wishes else None
 
 
 def _plan(options: argparse.Namespace) -> int:

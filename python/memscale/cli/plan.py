@@ -12,11 +12,11 @@ from memscale.cli.models import Subject, UsageError
 from memscale.config import Config, OptimizationMode
 from memscale.planning import Frontier
 
-__all__ = ["add_options", "check_options", "make", "show"]
+__all__ = ["add_options", "add_wishes", "check_options", "make", "show"]
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """What ``plan`` has beside the options of ``estimate``."""
+def add_wishes(parser: argparse.ArgumentParser, *, default: str | None) -> None:
+    """What a plan is asked for; ``default`` is the mode that is not given."""
     add = parser.add_argument
     add(
         "--budget",
@@ -27,9 +27,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add(
         "--mode",
         choices=[mode.value for mode in OptimizationMode],
-        default=OptimizationMode.BALANCED.value,
-        help="what may be spent where there is no budget; default: balanced",
+        default=default,
+        help="what may be spent where there is no budget; "
+        f"default: {default or 'no plan'}",
     )
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """What ``plan`` has beside the options of ``estimate``."""
+    add_wishes(parser, default=OptimizationMode.BALANCED.value)
     shown = parser.add_mutually_exclusive_group()
     shown.add_argument(
         "--json", action="store_true", help="print the plan as JSON and nothing else"

@@ -1,7 +1,7 @@
 """How many bytes a training step will need, and who needs them.
 
 What ``memscale.estimate`` returns, and how a step that is known is traced or recorded
-for it. Nothing is allocated and nothing of the model changes: see memscale.trace.static.
+for it. Nothing is allocated and nothing of the model changes (memscale.trace.static).
 """
 
 from __future__ import annotations

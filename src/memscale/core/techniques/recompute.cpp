@@ -70,6 +70,9 @@ std::span<const Forecast> within_slowdown(std::span<const Forecast> frontier,
   return {std::ranges::find_if(frontier, is_allowed), frontier.end()};
 }
 
+constexpr std::string_view kTooLittle =
+    " percent would buy less than a percent of the peak";
+
 // "at 6.7 % more time": the step under these rules, all choices included.
 std::string at_time(const Plan& plan, const Forecast& found) {
   const double slowdown =
@@ -100,9 +103,9 @@ void choose_by_mode(RuleContext& context, const FrontierSearch& search) {
                  ", so more is spent: ", text);
     } else if (&knee != chosen) {
       chosen = &knee;
-      text = str("stops ", at_time(plan, knee),
-                 ": a further percent would buy less than a percent of the "
-                 "peak");
+      text = knee.nanoseconds > 0
+                 ? str("stops ", at_time(plan, knee), ": a further", kTooLittle)
+                 : str("spends no time: a", kTooLittle);
     }
   }
   if (excess(*chosen) > 0_B) {

@@ -138,6 +138,17 @@ TEST_F(KneeOfPlansTest, AsLongAsThatFitsTheDevice) {
   EXPECT_EQ(decide(some).plan.peak, smallest_allowed().peak + 1_B);
 }
 
+TEST_F(KneeOfPlansTest, SaysThatNothingIsSpent) {
+  // Beside bytes that cannot be dropped, nothing is worth its time.
+  Question some = question;
+  some.margin = 10_GiB;
+  const Plan plan = decide(some).plan;
+  EXPECT_EQ(plan.nanoseconds, 0);
+  EXPECT_EQ(plan.verdicts.back().text,
+            "spends no time: a percent would buy less than a percent of the "
+            "peak");
+}
+
 TEST_F(KneeOfPlansTest, OtherModesAndBudgetsDoNotStopThere) {
   const Plan knee = decide(question).plan;
   Config config;
