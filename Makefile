@@ -26,7 +26,7 @@ CXX_FILES := $(shell find src cmake -type f) CMakeLists.txt CMakePresets.json py
 PY_FOLDERS := $(shell find python -type d -not -name __pycache__)
 
 .PHONY: help demo setup build test test-cpp test-core test-sanitizers test-python \
-  test-full test-zoo test-cuda fuzz bench format lint clean
+  test-full test-zoo test-cuda cuda-compile fuzz bench format lint clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 18
@@ -109,7 +109,17 @@ test-zoo: build ## hundreds of tiny models, plain, wrapped and under budgets: an
 	@$(call say,zoo: models in plain torch and every architecture of transformers)
 	@HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(VENV)/bin/python tests/python/zoo/run.py $(ZOO)
 
-test-cuda: $(VENV)/.ready ## compile the CUDA kernels (their bodies are tested on the host, by test-core)
+# A CUDA build of torch over stand-in libraries: tests/cuda_standin/README.md. What
+# pip is asked for may be a file. CUDA_STANDIN=required: fails where there is none.
+CUDA_TORCH ?= torch==2.13.0
+CUDA_STANDIN ?= optional
+CUDA_TESTS ?=
+test-cuda: build cuda-compile ## train on a CUDA build of torch, without a card
+	@$(call say,CUDA build of torch on stand-in libraries)
+	@$(VENV)/bin/python tests/cuda_standin/run.py --torch "$(CUDA_TORCH)" \
+	  --if-missing $(if $(filter required,$(CUDA_STANDIN)),fail,pass) -- $(CUDA_TESTS)
+
+cuda-compile: $(VENV)/.ready ## compile the CUDA kernels (their bodies are tested on the host, by test-core)
 	@$(call say,CUDA kernels: compiled only)
 	@if command -v nvcc >/dev/null; then \
 	  cmake --preset cuda-compile >/dev/null && \
