@@ -29,7 +29,7 @@ MAY_DIFFER = {"caffe2/core/macros.h"}
 
 
 def check_headers(cpu: Path, cuda: Path) -> None:
-    """Ends the program if an object compiled beside one torch may not suit the other."""
+    """Ends the program if objects compiled beside one torch may not suit the other."""
     names = {p.relative_to(cpu).as_posix() for p in cpu.rglob("*.h")} - MAY_DIFFER
     differ = [n for n in sorted(names) if not _same(cpu / n, cuda / n)]
     if differ:

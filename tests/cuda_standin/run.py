@@ -26,9 +26,7 @@ OUT = ROOT / "build/cuda-standin"
 DEV = ROOT / "build/dev"
 KERNELS = ROOT / "build/cuda-compile/src/memscale/kernels/libmemscale_kernels.a"
 PYTHON = VENV / "bin/python"
-PACKAGES = (
-    VENV / f"lib/python{sys.version_info[0]}.{sys.version_info[1]}/site-packages"
-)
+PACKAGES = VENV / f"lib/python{sys.version_info[0]}.{sys.version_info[1]}/site-packages"
 CUDA = "13"  # of which the stand-ins have the names and versions
 HEADER_PACKAGES = [f"nvidia-cuda-runtime=={CUDA}.*", f"nvidia-cuda-crt=={CUDA}.*"]
 

@@ -109,7 +109,7 @@ def test_handles_are_distinct() -> None:
 
 @pytest.mark.machine(devices=2)
 def test_a_stream_of_another_device_takes_no_kernel() -> None:
-    """As on a card: so a launch that forgot to make its device the current one fails."""
+    """As on a card: a launch that forgot to make its device the current one fails."""
     torch.zeros(1, device="cuda:0")
     with torch.cuda.device(1):
         stream = torch.cuda.Stream()

@@ -36,7 +36,9 @@ int cudnnGetProperty(int type, int* value) {
   *value = kVersion[type];
   return 0;
 }
-const char* cudnnGetErrorString(int) { return "an error of the stand-in cuDNN"; }
+const char* cudnnGetErrorString(int) {
+  return "an error of the stand-in cuDNN";
+}
 void cudnnGetLastErrorString(char* out, std::size_t length) {
   if (length > 0) *out = '\0';
 }

@@ -11,7 +11,9 @@ int nvrtcVersion(int* major, int* minor) {
   *minor = 0;
   return 0;
 }
-const char* nvrtcGetErrorString(int) { return "an error of the stand-in nvrtc"; }
+const char* nvrtcGetErrorString(int) {
+  return "an error of the stand-in nvrtc";
+}
 int nvrtcCreateProgram(void** out, const char*, const char*, int, const char**,
                        const char**) {
   *out = standin_new_handle();

@@ -16,9 +16,9 @@ struct Limits {
 // From the table of technical specifications in CUDA's programming guide. torch
 // chooses attention kernels and launch shapes by them.
 constexpr std::array kLimits = {
-    Limits{70, 96, 2048, 32},  Limits{75, 64, 1024, 16},
-    Limits{80, 163, 2048, 32}, Limits{86, 99, 1536, 16},
-    Limits{89, 99, 1536, 24},  Limits{90, 227, 2048, 32},
+    Limits{70, 96, 2048, 32},   Limits{75, 64, 1024, 16},
+    Limits{80, 163, 2048, 32},  Limits{86, 99, 1536, 16},
+    Limits{89, 99, 1536, 24},   Limits{90, 227, 2048, 32},
     Limits{100, 227, 2048, 32}, Limits{120, 99, 1536, 24},
 };
 
@@ -58,14 +58,13 @@ std::string variable(const char* name, const char* otherwise) {
 }  // namespace
 
 const Card& card() {
-  static const Card instance = parse(
-      variable("STANDIN_CARD", "NVIDIA RTX 3090;8.6;25769803776;82"));
+  static const Card instance =
+      parse(variable("STANDIN_CARD", "NVIDIA RTX 3090;8.6;25769803776;82"));
   return instance;
 }
 
 int num_devices() {
-  static const int count =
-      std::atoi(variable("STANDIN_DEVICES", "1").c_str());
+  static const int count = std::atoi(variable("STANDIN_DEVICES", "1").c_str());
   return count;
 }
 

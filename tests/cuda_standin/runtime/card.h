@@ -18,7 +18,8 @@ struct Card {
   std::size_t memory_bytes = 0;
   int num_multiprocessors = 0;
   // What follows from the compute capability.
-  std::size_t shared_bytes_per_block = 0;  // the most that a kernel may opt into
+  std::size_t shared_bytes_per_block =
+      0;  // the most that a kernel may opt into
   int threads_per_multiprocessor = 0;
   int blocks_per_multiprocessor = 0;
 };

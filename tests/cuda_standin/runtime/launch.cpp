@@ -50,7 +50,7 @@ struct Variable {
 // Made on first use and never destroyed: objects register their kernels before
 // main, and torch's threads launch until the process ends.
 struct State {
-  std::mutex mutex;  // guards all below
+  std::mutex mutex;                                      // guards all below
   std::unordered_map<const void*, std::string> kernels;  // mangled
   std::map<std::string, std::string> demangled;
   std::map<const void*, Variable> variables;
@@ -83,8 +83,10 @@ const std::string& name_of(const void* kernel) {
 void record(const void* kernel, void** arguments, cudaStream_t stream) {
   const std::lock_guard lock(state().mutex);
   if (!state().is_recording) return;
-  Launch launch{&name_of(kernel), reinterpret_cast<std::uintptr_t>(stream),
-                current_device(), {}};
+  Launch launch{&name_of(kernel),
+                reinterpret_cast<std::uintptr_t>(stream),
+                current_device(),
+                {}};
   const Watch& watch = state().watch;
   if (watch.bytes != 0 && arguments != nullptr &&
       launch.kernel->find(watch.kernel) != std::string::npos) {

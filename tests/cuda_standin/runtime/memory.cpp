@@ -1,6 +1,6 @@
-// Memory of the devices is memory of the host. It is address space first: a page
-// that nothing writes to is never backed, so that a card of 80 GiB can be filled
-// on a machine that has less. Copies copy, fills fill.
+// Memory of the devices is memory of the host. It is address space first: a
+// page that nothing writes to is never backed, so that a card of 80 GiB can be
+// filled on a machine that has less. Copies copy, fills fill.
 #include <sys/mman.h>
 
 #include <array>
@@ -48,7 +48,8 @@ cudaError_t allocate(void** out, std::size_t bytes, bool on_host) {
   *out = nullptr;
   if (bytes == 0) return cudaSuccess;
   const int device = current_device();
-  const std::size_t rounded = (bytes + kPageBytes - 1) / kPageBytes * kPageBytes;
+  const std::size_t rounded =
+      (bytes + kPageBytes - 1) / kPageBytes * kPageBytes;
   const std::lock_guard lock(mutex);
   if (!on_host && !fits(rounded, device)) {
     return fail(cudaErrorMemoryAllocation);

@@ -1,5 +1,6 @@
 // Streams, events and captures. All work is done when the call returns, so that
-// waiting is nothing; what is real is which stream and which device a call names.
+// waiting is nothing; what is real is which stream and which device a call
+// names.
 #include <atomic>
 #include <chrono>
 #include <cstdint>
@@ -50,8 +51,7 @@ extern "C" {
 
 cudaError_t cudaStreamCreateWithPriority(cudaStream_t* out, unsigned,
                                          int priority) {
-  *out = reinterpret_cast<cudaStream_t>(
-      new Stream{current_device(), priority});
+  *out = reinterpret_cast<cudaStream_t>(new Stream{current_device(), priority});
   return cudaSuccess;
 }
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* out, unsigned flags) {
@@ -98,9 +98,9 @@ cudaError_t cudaEventQuery(cudaEvent_t) { return cudaSuccess; }
 cudaError_t cudaEventSynchronize(cudaEvent_t) { return cudaSuccess; }
 cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t begin,
                                  cudaEvent_t end) {
-  *milliseconds = std::chrono::duration<float, std::milli>(of(end).when -
-                                                           of(begin).when)
-                      .count();
+  *milliseconds =
+      std::chrono::duration<float, std::milli>(of(end).when - of(begin).when)
+          .count();
   return cudaSuccess;
 }
 
@@ -112,11 +112,13 @@ cudaError_t cudaStreamIsCapturing(cudaStream_t stream,
                                     : cudaStreamCaptureStatusNone;
   return cudaSuccess;
 }
-cudaError_t cudaStreamGetCaptureInfo(
-    cudaStream_t stream, cudaStreamCaptureStatus* status,
-    unsigned long long* capture, cudaGraph_t* graph,
-    const cudaGraphNode_t** dependencies, const cudaGraphEdgeData** edges,
-    size_t* num_dependencies) {
+cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream,
+                                     cudaStreamCaptureStatus* status,
+                                     unsigned long long* capture,
+                                     cudaGraph_t* graph,
+                                     const cudaGraphNode_t** dependencies,
+                                     const cudaGraphEdgeData** edges,
+                                     size_t* num_dependencies) {
   cudaStreamIsCapturing(stream, status);
   if (capture != nullptr) *capture = of(stream).capture;
   if (graph != nullptr) *graph = nullptr;

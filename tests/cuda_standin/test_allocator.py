@@ -1,0 +1,75 @@
+"""Cards that are too small, and the ways of torch's caching allocator."""
+
+from __future__ import annotations
+
+import pytest
+import standin
+import torch
+from cuda_models import gpt2, step
+
+import memscale
+from memscale import Config
+
+QUIET = {"enable_logging": False}
+EXPANDABLE = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+
+
+def reserved_by(config: Config | None) -> int:
+    """Bytes that three steps take of the card, beginning with an empty cache."""
+    model, batch = gpt2()
+    optimizer = torch.optim.AdamW(model.parameters())
+    if config is not None:
+        memscale.wrap(model, config)
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    for _ in range(3):
+        step(model, batch, optimizer)
+    return torch.cuda.max_memory_reserved()
+
+
+def free_all() -> None:
+    torch._C._cuda_clearCublasWorkspaces()
+    torch.cuda.empty_cache()
+
+
+def test_a_wrapped_model_trains_on_a_card_too_small_for_the_plain_one() -> None:
+    plain = reserved_by(None)
+    free_all()
+    wrapped = reserved_by(Config(**QUIET))
+    assert wrapped < plain
+    free_all()
+    with standin.capacity(wrapped):
+        assert reserved_by(Config(**QUIET)) <= wrapped
+        free_all()
+        with pytest.raises(torch.OutOfMemoryError):
+            reserved_by(None)
+
+
+@pytest.mark.machine(env=EXPANDABLE)
+def test_expandable_segments() -> None:
+    plain = reserved_by(None)
+    free_all()
+    wrapped = reserved_by(Config(**QUIET))
+    assert wrapped < plain
+    # Whole pages of what is allocated, and hardly more.
+    assert torch.cuda.max_memory_allocated() <= wrapped
+    assert wrapped <= torch.cuda.max_memory_allocated() * 1.05
+    free_all()
+    assert standin.used() == 0
+
+
+def test_an_error_in_the_middle_of_a_step_leaves_nothing_behind() -> None:
+    model, batch = gpt2()
+    optimizer = torch.optim.AdamW(model.parameters())
+    executor = memscale.wrap(model, Config(**QUIET))._memscale_executor
+    for _ in range(2):
+        step(model, batch, optimizer)
+    torch.cuda.synchronize()
+    held = torch.cuda.memory_allocated()
+    torch.cuda.empty_cache()
+    with standin.capacity(standin.used()), pytest.raises(torch.OutOfMemoryError):
+        model(batch.repeat(4, 1)).backward()
+    optimizer.zero_grad()
+    assert torch.cuda.memory_allocated() == held
+    step(model, batch, optimizer)
+    assert executor.stats().calls_unlike_keep_set == 0
