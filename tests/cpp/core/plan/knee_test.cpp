@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <limits>
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -68,12 +68,12 @@ TEST(Knee, CountsTheMarginAsPeak) {
 }
 
 TEST(Knee, TakesProductsThatDoNotFit64Bits) {
-  constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max();
+  // 2^62 and 2^64, of which 64 bits would leave nothing.
   std::vector<Forecast> frontier(2);
-  frontier[0].peak = Bytes(kMost / 2);
-  frontier[0].nanoseconds = kMost / 4;
-  frontier[1].peak = Bytes(kMost);
-  EXPECT_EQ(&knee_of(frontier, kMost / 2, Bytes()), &frontier[0]);
+  frontier[0].peak = 2_MiB;
+  frontier[0].nanoseconds = std::int64_t{1} << 40;
+  frontier[1].peak = 16_MiB;
+  EXPECT_EQ(&knee_of(frontier, std::int64_t{1} << 40, Bytes()), &frontier[0]);
 }
 
 // ---- as the rule that decides by mode uses it ----
