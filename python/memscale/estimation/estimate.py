@@ -107,6 +107,11 @@ class Estimate:
         """What is unknown or approximated."""
         return list(self._step.trace.notes)
 
+    @property
+    def uncounted_ops(self) -> list[str]:
+        """Expensive ops whose flops nobody knows. ``notes`` and the log say so."""
+        return self._step.trace.uncounted_ops
+
     # ---- bytes ----
 
     @property

@@ -187,7 +187,12 @@ class KnownIntegersMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         first = results[0]
         if first is None or like.device.type not in ("cpu", "sim"):
             return results
-        layout = suggest_memory_format(like)
+        # Where sides of 1 leave it open, batch norm takes it for contiguous.
+        layout = (
+            torch.contiguous_format
+            if like.is_contiguous()
+            else suggest_memory_format(like)
+        )
         with unset_fake_temporarily():
             stride = torch.empty(
                 first.shape, device="meta", memory_format=layout

@@ -29,7 +29,13 @@ from memscale.trace.optimizer_step import OptimizerLike
 from memscale.trace.optimizer_step import trace_step as trace_optimizer_step
 from memscale.trace.shell import Faker
 from memscale.trace.static import TracedStep
-from memscale.trace.told import add_residents, mark_gradients, mark_returned, unpack
+from memscale.trace.told import (
+    add_residents,
+    mark_gradients,
+    mark_returned,
+    tell_uncounted_ops,
+    unpack,
+)
 
 __all__ = ["finish_recording", "observe_real_layers", "record_step"]
 
@@ -300,4 +306,4 @@ def finish_recording(
             trace_optimizer_step(recorder, optimizer, fake_of)
         finally:
             recorder.stop()
-    return recorder.finish()
+    return tell_uncounted_ops(recorder.finish())

@@ -48,7 +48,13 @@ from memscale.trace.fakes_in_use import (
 from memscale.trace.optimizer_step import OptimizerLike
 from memscale.trace.optimizer_step import trace_step as trace_optimizer_step
 from memscale.trace.shell import Faker, keeps_hook
-from memscale.trace.told import add_residents, mark_gradients, mark_returned, unpack
+from memscale.trace.told import (
+    add_residents,
+    mark_gradients,
+    mark_returned,
+    tell_uncounted_ops,
+    unpack,
+)
 from memscale.trace.untouched import Untouched
 
 __all__ = [
@@ -228,7 +234,8 @@ class _StaticTracer:
                 "a random number decides whether a layer runs (layer drop): predicted "
                 "is the step in which all of them do"
             )
-        return TracedStep(recorder.finish(), self.device, source, "static")
+        trace = tell_uncounted_ops(recorder.finish())
+        return TracedStep(trace, self.device, source, "static")
 
 
 class _Saves:

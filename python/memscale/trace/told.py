@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import logging
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -9,11 +11,19 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from memscale._C import Recorder, SaveHandle
+from memscale._C import Recorder, SaveHandle, Trace
 from memscale.model.inputs import tensors_in
 from memscale.model.layers import Layers
 
-__all__ = ["add_residents", "mark_gradients", "mark_returned", "unpack"]
+__all__ = [
+    "add_residents",
+    "mark_gradients",
+    "mark_returned",
+    "tell_uncounted_ops",
+    "unpack",
+]
+
+_log = logging.getLogger("memscale")
 
 # The unpack hook of what Recorder.save packs.
 unpack = SaveHandle.unpack
@@ -58,3 +68,19 @@ def mark_returned(recorder: Recorder, output: Any) -> None:
     """Tell the recorder what the model, which is the first layer, returns."""
     for tensor in tensors_in(output):
         recorder.set_returned(tensor)
+
+
+def tell_uncounted_ops(trace: Trace) -> Trace:
+    """Log the expensive ops whose flops nobody knows, each once; the trace."""
+    for name in trace.uncounted_ops:
+        _tell_uncounted(name)
+    return trace
+
+
+@functools.cache
+def _tell_uncounted(name: str) -> None:
+    _log.warning(
+        "nobody knows how many flops %s takes: it is counted as one for each element, "
+        "so that predicted times and what a plan recomputes may be off",
+        name,
+    )

@@ -12,6 +12,7 @@
 #include "memscale/base/enum_names.h"
 #include "memscale/bindings/bindings.h"
 #include "memscale/core/hardware/fit.h"
+#include "memscale/core/ops/op_cost.h"
 #include "memscale/core/ops/op_table.h"
 #include "memscale/core/trace/timeline.h"
 #include "memscale/core/trace/trace.h"
@@ -172,6 +173,7 @@ void bind_trace(py::module_& m) {
           })
       .def_readonly("saves_known", &Trace::saves_known)
       .def_readonly("notes", &Trace::notes)
+      .def_property_readonly("uncounted_ops", &uncounted_ops)
       .def_property_readonly("layers", [](const Trace& t) {
         std::vector<std::string> names;
         for (const Layer& layer : t.layers) names.push_back(layer.name);

@@ -1,5 +1,7 @@
 #include "memscale/core/ops/flops.h"
 
+#include <algorithm>
+
 namespace memscale::flops {
 namespace {
 
@@ -134,6 +136,26 @@ Result rnn(const Shapes& shapes) {
 Result rnn_backward(const Shapes& shapes) {
   const Result forward = rnn(shapes);
   return forward ? Result(times(2, *forward)) : std::nullopt;
+}
+
+// 5 n log2 n along the longest dimension; which ones it is over, shapes do not
+// tell.
+Result fourier(const Shapes& shapes) {
+  const Sizes in = shapes.in(0);
+  if (in.empty()) return std::nullopt;
+  std::int64_t doublings = 0;
+  for (std::int64_t n = *std::ranges::max_element(in); n > 1; n /= 2) {
+    ++doublings;
+  }
+  return times(5 * std::max<std::int64_t>(doublings, 1), count(in));
+}
+
+Result by_element(const Shapes& shapes) {
+  std::int64_t most = 0;
+  for (std::size_t i = 0; i < shapes.num_out(); ++i) {
+    most = std::max(most, count(shapes.out(i)));
+  }
+  return most;
 }
 
 bool is_transposed_convolution(const Shapes& shapes) {

@@ -65,6 +65,8 @@ Result attention(const Shapes& shapes);
 Result attention_backward(const Shapes& shapes);
 Result rnn(const Shapes& shapes);
 Result rnn_backward(const Shapes& shapes);
+Result fourier(const Shapes& shapes);
+Result by_element(const Shapes& shapes);  // of the largest output
 
 // Whether the shapes are those of a transposed convolution. See
 // Note [Transposed convolutions].

@@ -1,6 +1,8 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
+#include <vector>
 
 #include "memscale/base/bytes.h"
 #include "memscale/core/trace/trace.h"
@@ -31,6 +33,14 @@ struct OpCost {
 // cost the same. So only a plain convolution with more padding than its kernel
 // needs, or a transposed one that shrinks, can be mistaken.
 OpCost op_cost(const Trace& trace, const Op& op);
+
+// The names of ops that cost far more than one flop for each element, and of
+// which nobody knows how much: each once, sorted. They are products of
+// matrices, convolutions, attention and recurrence by their row or name, ops
+// with much work by their row, and ops that are not torch's and move at least
+// 1 MiB. None of them has a formula in the table, or their shapes do not fit
+// it; op_cost() counts them as any other op.
+std::vector<std::string> uncounted_ops(const Trace& trace);
 
 // Whether a forward convolution (aten::convolution) is transposed, as far as
 // its shapes tell. False for other ops.

@@ -74,13 +74,17 @@ void add_op_facts(Trace& trace, int num_threads, bool on_cpu) {
       }
     }
   }
-  if (unknown.empty()) return;
-  std::string names;
-  for (const std::string& name : unknown) {
-    names += (names.empty() ? "" : ", ") + name;
-  }
-  trace.notes.push_back("workspaces that are not known, and left out: " +
-                        names);
+  const auto note = [&](std::string_view text, const auto& names) {
+    if (names.empty()) return;
+    std::string list;
+    for (const std::string& name : names) {
+      list += (list.empty() ? "" : ", ") + name;
+    }
+    trace.notes.push_back(str(text, list));
+  };
+  note("workspaces that are not known, and left out: ", unknown);
+  note("flops that are not known, and counted as one for each element: ",
+       uncounted_ops(trace));
 }
 
 }  // namespace memscale
