@@ -94,7 +94,9 @@ class KnownIntegersMode(FakeTensorMode):  # type: ignore[no-untyped-call]
     """A FakeTensorMode in which integer tensors may have known values."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        # Real tensors come from caches of libraries: they are read as what they are,
+        # there before the step. What is written into one goes into a fake.
+        super().__init__(allow_non_fake_inputs=True)  # type: ignore[no-untyped-call]
         # An error, where torch would give 0: a kernel in C would write there.
         self._allow_unsafe_data_ptr_access = False
 

@@ -10,10 +10,12 @@ from typing import Any
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
+from torch.utils import _pytree as pytree
 
 from memscale.trace.fake_tensors import CannotTrace, KnownIntegersMode
 
 __all__ = [
+    "fakes_are_numbers",
     "fakes_are_pooled_as_real",
     "fakes_pass_for_real",
     "fakes_stay_where_they_are",
@@ -87,6 +89,23 @@ def fakes_stay_where_they_are() -> Iterator[None]:
         yield
     finally:
         nn.Module._apply = original  # type: ignore[method-assign]
+
+
+@contextmanager
+def fakes_are_numbers() -> Iterator[None]:
+    """``torch.tensor([a, b])`` of tensors: torch reads the memory that fakes lack."""
+    original = torch.tensor
+
+    def make(data: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+        if isinstance(data, list | tuple):
+            data = pytree.tree_map_only(FakeTensor, torch.Tensor.item, data)
+        return original(data, *args, **kwargs)
+
+    torch.tensor = make
+    try:
+        yield
+    finally:
+        torch.tensor = original
 
 
 @contextmanager

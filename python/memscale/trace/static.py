@@ -40,6 +40,7 @@ from memscale.trace.fake_tensors import (
     KnownIntegersMode,
 )
 from memscale.trace.fakes_in_use import (
+    fakes_are_numbers,
     fakes_are_pooled_as_real,
     fakes_pass_for_real,
     fakes_stay_where_they_are,
@@ -203,6 +204,7 @@ class _StaticTracer:
         with ExitStack() as stack:
             stack.enter_context(fakes_pass_for_real())
             stack.enter_context(fakes_stay_where_they_are())
+            stack.enter_context(fakes_are_numbers())
             stack.enter_context(fakes_are_pooled_as_real(mode))
             stack.enter_context(quiet_fakes())
             stack.enter_context(same_randomness())
