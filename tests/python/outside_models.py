@@ -270,7 +270,7 @@ class Constants(nn.Module):
         empty = torch.empty(x.shape[-1], device=x.device).fill_(2.0)
         positions = torch.arange(x.shape[1], device=x.device).float().detach_()
         y = self.linear(x * scale) * torch.as_tensor(0.5).to(x.device)
-        if torch.tensor(3).item() > 2:  # noqa: PLR2004
+        if torch.tensor(3).item() > 2:
             y = F.silu(y + empty + positions[None, :, None])
         return x + y * torch.ones(()).to(y)
 

@@ -9,6 +9,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from memscale.trace.fake_tensors import DATA_DEPENDENT_ERRORS, KnownIntegersMode
+from memscale.trace.fakes_in_use import fakes_are_numbers
 
 CPU = torch.device("cpu")
 
@@ -228,3 +229,32 @@ class TestDynamicShapes:
         assert torch.zeros(int(lengths.max()), 4).shape == (5, 4)
         sizes = [int(lengths[0]), int(lengths[1])]
         assert [part.shape[0] for part in unknown(7).split(sizes)] == sizes
+
+
+class TestRealTensors:
+    """Caches of libraries have some from earlier calls."""
+
+    def test_are_read_as_they_are(self, mode: KnownIntegersMode) -> None:
+        cached = real([[1.0, 2.0]])
+        result = unknown(3, 2) + cached
+        assert isinstance(result, FakeTensor)
+        assert result.shape == (3, 2)
+
+    def test_are_not_written(self, mode: KnownIntegersMode) -> None:
+        cached = real([1.0, 2.0])
+        cached.add_(unknown(2))
+        with torch._subclasses.fake_tensor.unset_fake_temporarily():
+            assert cached.tolist() == [1.0, 2.0]
+
+
+class TestNumbersInLists:
+    def test_known_ones_become_a_tensor(self, mode: KnownIntegersMode) -> None:
+        numbers = [torch.arange(3)[i] for i in range(3)]
+        with fakes_are_numbers():
+            assert values_of(torch.tensor(numbers)) == [0, 1, 2]
+            nested = torch.tensor([numbers, (4, 5, 6)])
+        assert values_of(nested) == [0, 1, 2, 4, 5, 6]
+
+    def test_unknown_ones_are_an_error(self, mode: KnownIntegersMode) -> None:
+        with fakes_are_numbers(), pytest.raises(DATA_DEPENDENT_ERRORS):
+            torch.tensor([unknown(1)[0]])

@@ -203,7 +203,7 @@ class KnownIntegersMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         return (dense, *results[1:])
 
     def know_results(self, result: Any, func: Any, args: Any, kwargs: Any) -> None:
-        """Give what ``func`` returned its values, if those of its arguments are known."""
+        """Give results of ``func`` their values, if its arguments have theirs."""
         several = isinstance(result, tuple | list)
         results = result if several else [result]
         followed = [isinstance(r, FakeTensor) and _is_followed(r) for r in results]
