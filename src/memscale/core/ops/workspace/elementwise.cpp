@@ -82,10 +82,13 @@ Result masked_fill(const Call& call) {
   return elementwise_masked(call);
 }
 
-// Tensor by tensor; the largest cast counts.
+// Tensor by tensor; the largest cast counts. A number becomes a tensor, which
+// is cast to their type: two blocks of an accelerator's allocator, 512 bytes
+// each, however small they are. (On the CPU they take 12 bytes.)
 Result foreach_cast(const Call& call) {
+  constexpr Int kTwoBlocks = 513;
   const Dtype common = common_dtype(call.in);
-  Int largest = 0;
+  Int largest = call.overload.starts_with("Scalar") ? kTwoBlocks : 0;
   for (const Tensor& t : call.in) largest = std::max(largest, cast(t, common));
   return largest;
 }
