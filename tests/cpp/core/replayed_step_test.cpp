@@ -289,7 +289,8 @@ TEST_F(ReplayedStepTest, AfterADifferenceTheRulesSayHowItGoesOn) {
 
   std::vector<TapeRules> rules = all(ReplayPolicy::Keep, 3);
   TapeRules& rule = rules[a.index()];
-  rule.keep_set = std::make_shared<KeepSet>(KeepSet{.ops = {"aten::exp"}});
+  rule.keep_set =
+      std::make_shared<KeepSet>(KeepSet{.ops = {"aten::exp"}, .kept = {}});
   EXPECT_TRUE(replayed(replayed_step(plain, rules, false)).empty());  // is kept
   rule.after_difference = ReplayPolicy::Block;
   EXPECT_EQ(replayed(replayed_step(plain, rules, false)),
