@@ -82,3 +82,27 @@ def test_what_makes_calls_differ() -> None:
     assert not in_part.covers(frozen)
     model.eval()
     assert not kind().covers(in_part)
+
+
+
+def test_how_arguments_are_arranged_makes_calls_differ() -> None:
+    model, x = nn.Linear(4, 4), torch.ones(2, 4)
+    calls = [
+        Call((x, x), {}),
+        Call((x,), {"input": x}),
+        Call((x,), {"other": x}),
+        Call((), {"input": x, "other": x}),
+        Call(((x, x),), {}),
+        Call(([x, x],), {}),
+        Call((x, None), {}),
+        Call((x, 1), {}),
+        Call((x, True), {}),
+        Call((x, 1.0), {}),
+        Call((x, "1"), {}),
+        Call((x, nn.Parameter(x)), {}),
+    ]
+    kinds = [call_kind(model, call) for call in calls]
+    for i, kind in enumerate(kinds):
+        assert [kind.covers(other) for other in kinds] == [
+            i == j for j in range(len(kinds))
+        ]
