@@ -64,10 +64,13 @@ def run_alone(
     if kernels and not has_kernels():
         pytest.skip("MemScale was built without CUDA kernels: no nvcc")
     build = BUILDS / ("with_kernels" if kernels else "without_kernels")
-    variables = cards.environment(card, devices=devices) | (env or {})
+    # Without what xdist tells its workers.
+    variables = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
+    variables |= cards.environment(card, devices=devices) | (env or {})
+    variables |= {INSIDE: "1", "PYTHONPATH": str(build)}
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", test],
-        env=os.environ | variables | {INSIDE: "1", "PYTHONPATH": str(build)},
+        env=variables,
         cwd=config.rootpath,
         capture_output=True,
         text=True,

@@ -126,7 +126,8 @@ def main() -> None:
     os.environ["PYTHONPATH"] = str(build)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.chdir(ROOT)
-    tests = args.pytest or ["-q", str(HERE)]
+    processes = ["-n", str(os.cpu_count()), "--dist", "loadfile"]
+    tests = args.pytest or ["-q", *processes, str(HERE)]
     os.execv(PYTHON, [str(PYTHON), "-m", "pytest", *tests])
 
 

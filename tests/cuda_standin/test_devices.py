@@ -52,7 +52,7 @@ class Halves(nn.Module):
 def test_a_model_on_two_cards() -> None:
     torch.zeros(1, device="cuda:1")
     model = Halves()
-    batch = torch.zeros(512, 256, device="cuda:0")
+    batch = torch.zeros(4096, 256, device="cuda:0")
     held = []
 
     def train() -> None:

@@ -17,10 +17,9 @@ AUTOCAST = pytest.mark.parametrize(
 )
 
 
-@MODELS
 @AUTOCAST
-def test_wrapped_steps_hold_what_the_plan_says(make, autocast) -> None:
-    model, batch = make()
+def test_wrapped_steps_hold_what_the_plan_says(autocast) -> None:
+    model, batch = gpt2()
     optimizer = torch.optim.AdamW(model.parameters())
     step(model, batch, optimizer, autocast)
     plain = peak_of_step(model, batch, optimizer, autocast)
@@ -29,10 +28,21 @@ def test_wrapped_steps_hold_what_the_plan_says(make, autocast) -> None:
         wrapped = peak_of_step(model, batch, optimizer, autocast)
     assert is_as_predicted(plain, executor.plan.plain_peak_bytes)
     assert is_as_predicted(wrapped, executor.plan.peak_bytes)
-    assert wrapped < plain
-    stats = executor.stats()
-    assert stats.saves_dropped > 0
-    assert stats.calls_unlike_keep_set == 0
+    assert executor.stats().calls_unlike_keep_set == 0
+
+
+@MODELS
+@AUTOCAST
+def test_wrapped_steps_hold_less(make, autocast) -> None:
+    model, batch = make()
+    optimizer = torch.optim.AdamW(model.parameters())
+    step(model, batch, optimizer, autocast)
+    plain = peak_of_step(model, batch, optimizer, autocast)
+    executor = memscale.wrap(model, Config(**QUIET))._memscale_executor
+    step(model, batch, optimizer, autocast)
+    assert peak_of_step(model, batch, optimizer, autocast) < 0.7 * plain
+    assert executor.stats().saves_dropped > 0
+    assert executor.stats().calls_unlike_keep_set == 0
 
 
 @MODELS
@@ -67,9 +77,8 @@ def test_a_budget_is_held_but_for_workspaces() -> None:
 
 def test_a_budget_too_small_is_refused_with_the_smallest() -> None:
     model, batch = gpt2()
-    with pytest.raises(memscale.PlanError, match="smallest") as refused:
+    with pytest.raises(memscale.PlanError, match="budget must be at least"):
         memscale.plan(model, batch, config=Config(budget="40MiB", **QUIET))
-    assert "MiB" in str(refused.value)
 
 
 def test_grad_scaler() -> None:

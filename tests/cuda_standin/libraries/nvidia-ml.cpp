@@ -1,4 +1,11 @@
-// libnvidia-ml: whose memory it is when a card runs out, for torch's message.
+// libnvidia-ml: whose memory it is when a card runs out, for torch's message,
+// and whether cards share a fabric, which expandable segments ask for.
+
+namespace {
+// In nvmlGpuFabricInfoV_t: after version, cluster, status and clique.
+constexpr int kFabricState = 4 + 16 + 4 + 4;
+constexpr unsigned char kFabricNotSupported = 0;
+}  // namespace
 
 extern "C" {
 
@@ -10,6 +17,10 @@ int nvmlDeviceGetHandleByPciBusId_v2(const char*, void** out) {
 }
 int nvmlDeviceGetComputeRunningProcesses(void*, unsigned* count, void*) {
   *count = 0;
+  return 0;
+}
+int nvmlDeviceGetGpuFabricInfoV(void*, void* info) {
+  static_cast<unsigned char*>(info)[kFabricState] = kFabricNotSupported;
   return 0;
 }
 
