@@ -12,8 +12,9 @@ import gc
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
+from typing import Any
 
 # Before torch looks for a card, and read by torch when it is imported.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
@@ -27,6 +28,7 @@ import transformers.masking_utils
 
 DEFAULT_CARD = "RTX 3090"
 INSIDE = "CUDA_STANDIN_INSIDE"  # set in the process of a marked test
+FAILED = pytest.StashKey[bool]()
 BUILDS = Path(os.environ["CUDA_STANDIN_BUILDS"])  # of make test-cuda
 
 if INSIDE not in os.environ:
@@ -88,6 +90,8 @@ def _empty_card(request: pytest.FixtureRequest) -> Iterator[None]:
     free_all()
     before = standin.unsupported_calls()
     yield
+    if request.node.stash.get(FAILED, False):
+        return  # its traceback keeps tensors alive
     if request.node.get_closest_marker("calls_unsupported") is None:
         assert standin.unsupported_calls() == before
     free_all()
@@ -96,7 +100,17 @@ def _empty_card(request: pytest.FixtureRequest) -> Iterator[None]:
     )
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, Any]:
+    report = yield
+    item.stash[FAILED] = item.stash.get(FAILED, False) or report.failed
+    return report
+
+
 def free_all() -> None:
+    for name in ("last_exc", "last_value", "last_traceback"):  # of a failed test
+        if hasattr(sys, name):
+            delattr(sys, name)
     gc.collect()
     # torch keeps cuBLAS's workspaces for each handle and stream, as its own tensors.
     torch._C._cuda_clearCublasWorkspaces()

@@ -50,10 +50,10 @@ def test_a_wrapped_model_trains_on_a_card_too_small_for_the_plain_one() -> None:
 def expandable_segments() -> Iterator[None]:
     """As PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True says, from now on."""
     free_all()
-    torch.cuda.memory._set_allocator_settings("expandable_segments:True")
+    torch._C._accelerator_setAllocatorSettings("expandable_segments:True")
     yield
     free_all()
-    torch.cuda.memory._set_allocator_settings("expandable_segments:False")
+    torch._C._accelerator_setAllocatorSettings("expandable_segments:False")
 
 
 @pytest.mark.usefixtures("expandable_segments")

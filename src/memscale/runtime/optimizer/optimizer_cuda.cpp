@@ -3,7 +3,8 @@
 // first asked, and CUDA tensors take the generic path. Asked at the first call,
 // not at import: counting devices starts the driver, which no fork survives.
 //
-// Compiled, not run: there was no card.
+// The launches are tested on a stand-in CUDA runtime (tests/cuda_standin), the
+// kernels' arithmetic on the host. No card has run them.
 #include <ATen/ops/zeros.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/Stream.h>
