@@ -42,16 +42,16 @@ SAMPLE = [
 
 # In plain torch, with all that is shown of them.
 TORCH_SAMPLE = [
-    "torch:swin",  # windows
+    "torch:mobilenet",  # depthwise convolutions, rows dropped at random
     "torch:unet_2d",  # skips over many layers, transposed convolutions
-    "torch:dit",  # diffusion
-    "torch:hifi_gan",  # weights that are made in forward
-    "torch:lstm",
+    "torch:diffusion_unet",
+    "torch:wavenet",
+    "torch:conformer",  # recorded: values decide what its loss does
     "torch:mamba",  # a loop
     "torch:gat",  # scatter
-    "torch:experts_by_index",  # recorded: values decide what runs
-    "torch:patch_tst",
-    "torch:lora",  # most of it frozen
+    "torch:nerf",
+    "torch:capsules",  # routing in a loop
+    "torch:seq_to_seq",  # a recurrent layer of torch's, then cells in a loop
 ]
 
 
