@@ -125,14 +125,22 @@ def test_a_budget_that_is_exceeded_is_seen(device: str) -> None:
 
 
 def test_measured_bytes_are_absolute() -> None:
-    """Parameters, buffers, the batch and Adam's two moments count."""
-    model = nn.BatchNorm1d(4096)
-    model.register_buffer("table", torch.zeros(1000))
-    training = budgets._Training(model, {"input": torch.randn(8, 4096)}, "cpu")
-    training.run(2)
-    held = 4 * (2 * 4096 + 2 * 4096 + 1000 + 8 * 4096 + 4 * 4096)
-    activations = 4 * 8 * 4096
-    assert held + activations <= training.peaks[1] <= held + 6 * activations
+    """Parameters, buffers, the batch and the optimizer's state count."""
+
+    def peak(parameters: int, buffers: int) -> int:
+        model = Layers()
+        model.more = nn.Parameter(torch.zeros(parameters))
+        model.more.requires_grad_(False)
+        model.register_buffer("table", torch.zeros(buffers))
+        training = budgets._Training(model, {"x": torch.randn(512, 64)}, "cpu")
+        training.run(2)
+        return training.peaks[1]
+
+    least = peak(0, 0)
+    assert peak(1000, 0) - least == 4 * 1000
+    assert peak(0, 3000) - least == 4 * 3000
+    trained = 4 * (64 * 64 + 64)
+    assert least >= 4 * 512 * 64 + trained * 4 * 4  # with gradients and two moments
 
 
 def test_another_result_under_a_budget_is_seen() -> None:
@@ -168,6 +176,10 @@ def test_goals_are_met_and_missed() -> None:
         judged = goals([*fine, bad])
         assert {goal.name for goal in judged if not goal.is_met} == missed
         assert any(each.startswith("c: ") for g in judged for each in g.missed_by)
+    often = goals([_outcome(kind, 0.001, 0.0) for kind in "abc"])
+    assert [g.name for g in often if not g.is_met] == [
+        "cpu, estimate of 3, median |error|"
+    ]
     unplanned = _outcome("c", 0.0, 0.0)
     unplanned.shown["cpu"].planned = "none"
     assert not goals([*fine, unplanned])[0].is_met
