@@ -3,6 +3,9 @@
 #include <gtest/gtest.h>
 
 #include <limits>
+#include <string>
+#include <utility>
+#include <vector>
 
 namespace memscale {
 namespace {
@@ -220,27 +223,26 @@ TEST(OpCost, HugeNumbersStopAtTheMaximum) {
   EXPECT_EQ(flops("aten::relu", {{kMax, 4, 0}}, {{kMax, 4, 0}}), 0);
 }
 
-std::vector<std::string> uncounted(std::string name,
-                                   const std::vector<Sizes>& inputs,
-                                   const std::vector<Sizes>& outputs) {
+std::vector<std::string> uncounted(std::string name, const Shapes& inputs,
+                                   const Shapes& outputs) {
   Trace trace;
   Op op;
   op.name = std::move(name);
-  const auto add = [&](const Sizes& sizes) {
+  const auto add = [&](const Shape& sizes) {
     Value value;
     value.sizes = sizes;
     trace.values.push_back(std::move(value));
     return ValueId(trace.values.size() - 1);
   };
-  for (const Sizes& sizes : inputs) op.inputs.push_back(add(sizes));
-  for (const Sizes& sizes : outputs) op.outputs.push_back(add(sizes));
+  for (const Shape& sizes : inputs) op.inputs.push_back(add(sizes));
+  for (const Shape& sizes : outputs) op.outputs.push_back(add(sizes));
   trace.ops = {op, op};
   return uncounted_ops(trace);
 }
 
 TEST(OpCost, ExpensiveOpsWithoutACounterAreNamedOnce) {
   using Names = std::vector<std::string>;
-  const Sizes small = {4, 4};
+  const Shape small = {4, 4};
   for (const char* name :
        {"aten::_trilinear", "aten::_efficient_attention_backward",
         "aten::no_such_mm.out", "aten::_cudnn_rnn", "aten::linalg_qr"}) {
@@ -252,7 +254,7 @@ TEST(OpCost, ExpensiveOpsWithoutACounterAreNamedOnce) {
 }
 
 TEST(OpCost, OpsThatAreCountedOrCheapAreNotNamed) {
-  const Sizes large = {1024, 1024};
+  const Shape large = {1024, 1024};
   for (const char* name :
        {"aten::mm", "aten::relu", "aten::topk", "aten::_fft_r2c",
         "aten::_weight_norm_interface", "aten::comma", "aten::sort",
@@ -262,7 +264,7 @@ TEST(OpCost, OpsThatAreCountedOrCheapAreNotNamed) {
 }
 
 TEST(OpCost, ForeignOpsAreNamedIfTheyMoveMuch) {
-  const Sizes little = {16, 16}, much = {512, 512};
+  const Shape little = {16, 16}, much = {512, 512};
   EXPECT_TRUE(uncounted("mylib::fused", {little}, {little}).empty());
   EXPECT_EQ(uncounted("mylib::fused", {much}, {much}),
             std::vector<std::string>{"mylib::fused"});

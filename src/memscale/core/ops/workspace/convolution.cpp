@@ -247,7 +247,8 @@ class Convolution final : ConvolutionShape {
       // A product of matrices, from columns; nothing is reordered.
       const Int copies = std::min(threads, batch * groups) *
                          (4 * weight() + (channels_last ? 2 : 1) * columns());
-      held.touch(weight() + copies + 384);
+      held.touch(weight() + copies + 384 +
+                 (bias ? result_channels * element : 0));
       held.touch(weight() + plain);
       return;
     }

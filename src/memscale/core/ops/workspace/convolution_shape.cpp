@@ -6,15 +6,19 @@ namespace memscale::scratch {
 namespace {
 
 // The smallest stride, and the largest padding with it, for which a kernel
-// makes `result` of `image`. See Note [One convolution in both directions].
+// makes `result` of `image`; first those that leave no rest. See
+// Note [One convolution in both directions].
 Slide slide_of(Int image, Int result, Int kernel) {
   // One place only, as where images were cut into patches of their own size.
   if (image == kernel && result == 1) return {image, 1, kernel, kernel, 0};
-  for (Int stride = 1; stride <= image; ++stride) {
-    for (Int padding = kernel / 2; padding >= 0; --padding) {
-      const Int room = image + 2 * padding - kernel;
-      if (room >= 0 && room / stride + 1 == result) {
-        return {image, result, kernel, stride, padding};
+  for (const bool rest_allowed : {false, true}) {
+    for (Int stride = 1; stride <= image; ++stride) {
+      for (Int padding = kernel / 2; padding >= 0; --padding) {
+        const Int room = image + 2 * padding - kernel;
+        if (room >= 0 && room / stride + 1 == result &&
+            (rest_allowed || room % stride == 0)) {
+          return {image, result, kernel, stride, padding};
+        }
       }
     }
   }

@@ -28,7 +28,8 @@ struct Slide {
 // transposed one, the input is the result and the output is the image.
 //
 // Ops carry no scalars. Stride and padding are the smallest stride, and the
-// largest padding with it, that give these sizes; a dilation is not seen.
+// largest padding with it, that give these sizes, without a rest if that can
+// be; a dilation is not seen.
 struct ConvolutionShape {
   Int batch = 1, groups = 1;
   Int image_channels = 0, result_channels = 0;
