@@ -42,7 +42,9 @@ class Buckets:
             place = torch.empty_like(fake, requires_grad=False)
             recorder.add_resident(place, "buffers")
             if self.are_gradients:
-                fake.register_post_accumulate_grad_hook(_Moved(place))
+                fake.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+                    _Moved(place)
+                )
         recorder.add_note(
             "DistributedDataParallel's buckets, as large as all gradients, are held "
             "beside them"
