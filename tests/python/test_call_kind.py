@@ -84,7 +84,6 @@ def test_what_makes_calls_differ() -> None:
     assert not kind().covers(in_part)
 
 
-
 def test_how_arguments_are_arranged_makes_calls_differ() -> None:
     model, x = nn.Linear(4, 4), torch.ones(2, 4)
     calls = [
