@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from zoo.torch_models import (
+    flows,
     generative,
     images,
     recurrences,
@@ -12,6 +13,7 @@ from zoo.torch_models import (
     structures,
     tables,
     tuned,
+    volumes,
 )
 from zoo.torch_models.made import Maker
 
@@ -24,7 +26,17 @@ class Entry:
     has_random_depth: bool = False
 
 
-_FILES = (images, generative, sounds, recurrences, structures, tables, tuned)
+_FILES = (
+    images,
+    volumes,
+    generative,
+    flows,
+    sounds,
+    recurrences,
+    structures,
+    tables,
+    tuned,
+)
 
 MODELS: dict[str, Entry] = {
     f"torch:{name}": Entry(make)
