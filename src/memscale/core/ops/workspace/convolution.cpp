@@ -260,7 +260,7 @@ class Convolution final : ConvolutionShape {
       const Int channels = as_is ? image_channels : up(image_channels, 8);
       read = as_is ? 0 : batch * channels * image_space() * element;
       weights = blocked(result_channels) * channels * kernel() * element;
-    } else if (depthwise() && channels_last) {
+    } else if (depthwise() && channels_last && any_side_above(3)) {
       weights = groups * 16 * 16 * kernel() * element;
     }
     const Int copies_of_weight = groups > 1 ? 1 : sharing();
