@@ -83,3 +83,14 @@ def test_an_error_in_the_middle_of_a_step_leaves_nothing_behind() -> None:
     assert torch.cuda.memory_allocated() == held
     step(model, batch, optimizer)
     assert executor.stats().calls_unlike_keep_set == 0
+
+
+def test_a_sum_over_rows_takes_a_workspace() -> None:
+    """torch's own; predictions do not count it yet (docs/cuda.md)."""
+    x = torch.zeros(4096, 1024, device="cuda")
+    torch.cuda.reset_peak_memory_stats()
+    result = x.sum(0)
+    stats = torch.cuda.memory_stats()
+    current = stats["requested_bytes.all.current"]
+    assert current == x.nbytes + result.nbytes
+    assert stats["requested_bytes.all.peak"] - current > result.nbytes * 1000
