@@ -82,7 +82,7 @@ def test_a_step_on_a_side_stream_replays_there() -> None:
     torch.cuda.current_stream().wait_stream(side)
     assert handle.stats().ops_replayed > 0
     assert {launch.stream for launch in record.launches} == {side.cuda_stream}
-    assert handle.stats().kept_because == {} or handle.stats().saves_dropped > 0
+    assert handle.stats().saves_dropped > 0
 
 
 def test_wrapped_training_on_a_side_stream_follows_its_plan() -> None:

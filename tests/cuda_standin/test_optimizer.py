@@ -95,7 +95,7 @@ def test_state_takes_two_bytes_for_each_parameter() -> None:
 
 
 @needs_kernels
-def test_grad_scaler_leaves_unscaling_to_the_step() -> None:
+def test_grad_scaler_with_a_fused_8_bit_step() -> None:
     model, batch = mlp()
     optimizer = AdamW8bit(model.parameters(), fused=True)
     scaler = torch.amp.GradScaler("cuda")

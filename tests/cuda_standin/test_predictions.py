@@ -36,7 +36,7 @@ def test_estimates_of_a_model_that_is_not_on_the_card() -> None:
     assert here == there
 
 
-def test_an_estimate_fits_this_card_and_not_a_small_one() -> None:
+def test_an_estimate_fits_this_card() -> None:
     model, batch = gpt2()
     estimate = memscale.estimate(model, batch)
     assert estimate.fits("RTX 3090").fits

@@ -44,7 +44,7 @@ def test_replayed_dropouts_draw_the_same_numbers(policy: str) -> None:
     handle.detach()
 
 
-def test_a_generator_of_the_users_own_is_left_alone() -> None:
+def test_the_generator_goes_on_as_after_a_plain_step() -> None:
     """Dropouts after the step draw what they would have drawn after a plain one."""
     model, batch = mlp()
     dropouts(model, batch)
