@@ -37,7 +37,7 @@ from memscale._C import (
     allowed_tf32,
 )
 from memscale.config import Config
-from memscale.estimation.estimate import Estimate, estimate_step
+from memscale.estimation.estimate import Estimate, LayerShare, estimate_step
 from memscale.model.inputs import LossFn
 from memscale.model.layers import find_layers, parameter_bytes
 from memscale.model.optimizers import innermost_optimizer
@@ -55,6 +55,7 @@ from memscale.trace.training_step import (
 __all__ = [
     "Estimate",
     "Frontier",
+    "LayerShare",
     "Plan",
     "estimate",
     "fallback_choices",

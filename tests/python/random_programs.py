@@ -170,8 +170,8 @@ def _plans_for_small_tensors() -> Iterator[None]:
     defaults = replay.attach.__kwdefaults__
     before = defaults["min_bytes"], planner.question_of
 
-    def question_of(*args: Any) -> Question:
-        question = before[1](*args)
+    def question_of(*args: Any, **facts: Any) -> Question:
+        question = before[1](*args, **facts)
         question.min_bytes = 0
         return question
 

@@ -148,7 +148,8 @@ def test_trainer(mode: Mode, bf16: bool, tmp_path: Path) -> None:
         models.append(model)
         if wrapped:
             assert executor_of(model).stats().saves_dropped > 0
-            assert len(executor_of(model).plans) == 1
+            # The second micro-batch of a step adds to gradients: a kind of its own.
+            assert len(executor_of(model).plans) == 2
             memscale.detach(trainer)
             assert not hasattr(model, "_memscale_executor")
     plain, ours = Record(), Record()

@@ -255,7 +255,7 @@ def test_changing_shapes_are_planned_once_each(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(
         module,
         "question_of",
-        lambda *args: calls.append(args) or question_of(*args),
+        lambda *args, **facts: calls.append(args) or question_of(*args, **facts),
     )
     sizes = [320, 256, 320, 400, 384, 400]
 
@@ -263,6 +263,7 @@ def test_changing_shapes_are_planned_once_each(monkeypatch: pytest.MonkeyPatch) 
         for rows in sizes:
             loss_of(model, batch(rows=rows)).backward()
             record.gradients(model)
+            model.zero_grad()
 
     executor = check_twins(drive, Mode.BALANCED)
     assert len(calls) == len(executor.plans) == 2  # 320 and 400
@@ -279,6 +280,7 @@ def test_other_arguments_are_planned_once_each() -> None:
         for twice in (False, True, False, True):
             model(batch(), twice=twice).square().mean().backward()
             record.gradients(model)
+            model.zero_grad()
 
     executor = check_twins(drive, Mode.BALANCED, TwoWays)
     assert len(executor.plans) == 2

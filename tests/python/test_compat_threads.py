@@ -251,7 +251,8 @@ def _train_ddp(rank: int, order: str, mode: str, options: dict[str, Any]) -> Rec
         wrapped = model if order == "before" else ddp
         executor = executor_of(wrapped)
         assert executor.stats().saves_dropped > 0, executor.stats()
-        assert len(executor.plans) == 1
+        # The second micro-batch of a step adds to gradients: a kind of its own.
+        assert len(executor.plans) == (1 if "static_graph" in options else 2)
         memscale.detach(wrapped)
         assert not replay.is_attached(ddp)
     return record

@@ -252,7 +252,7 @@ def test_a_group_that_is_not_all_of_the_model() -> None:
         _train(model, optimizer)
         assert executor is not None
         assert executor.plan is not None
-        peak = executor.plan.plain_peak_bytes
+        peak = executor.plans[0].plain_peak_bytes
     batch = torch.randn(ROWS, WIDTH)
     assert peak == memscale.estimate(model, batch, optimizer).peak_bytes
 

@@ -100,6 +100,14 @@ class TestAgreement:
         assert steps(static, 1) == steps(recorded, 1)
         assert static.num_saves == recorded.num_saves
 
+    def test_of_an_optimizer_that_holds_frozen_parameters(self) -> None:
+        make, batch = CASES["mlp"]
+        model, call = make(), read_call(batch())
+        next(model.parameters()).requires_grad_(False)
+        optimizer = torch.optim.AdamW(model.parameters())
+        static, recorded = both(model, call, torch.device("cpu"), optimizer)
+        assert steps(static, 1) == steps(recorded, 1)
+
     @pytest.mark.parametrize("name", ["mlp", "cnn", "eager"])
     def test_on_the_simulated_device(self, name: str, sim: torch.device) -> None:
         make, batch = CASES[name]

@@ -78,6 +78,8 @@ class Executor:
         self._kind: Kind | None = None  # whose step is being measured
         self._measurement: Measurement | None = None
         self._first_step: FirstRealStep | None = None  # that is being recorded
+        # Whether something else than a step may have raised the device's peak.
+        self._peak_is_of_others = False
         self._said: set[str] = {"compiled"} if self.compiled else set()
         if self.compiled and config.budget is not None:
             raise PlanError(
@@ -240,7 +242,7 @@ class Executor:
                 "; each layer keeps only its inputs, and each step is measured against "
                 "the budget"
             )
-        self.say(text, logging.WARNING)
+        self._say_once(text, text, logging.WARNING)
         self._otherwise = self._fallback(only_asked=False)
         if self._plan is None:
             self._follow(None)
@@ -269,6 +271,9 @@ class Executor:
                 self._recompute.hold_least()
                 kind.first_step.begin(call)
             what = self._planner.measure_of(kind)
+            if what == "peak" and self._peak_is_of_others:
+                what = "step"  # its measurement begins with a peak of its own
+            self._peak_is_of_others = False
             if what != "nothing":
                 self._kind = kind
                 if what == "all":
@@ -315,6 +320,7 @@ class Executor:
 
     def void_step(self) -> None:
         """What is measured would not be a step of training."""
+        self._peak_is_of_others = True
         first_step, self._first_step = self._first_step, None
         if first_step is not None:
             first_step.cancel()

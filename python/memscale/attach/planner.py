@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -32,12 +33,18 @@ from memscale.estimation.estimate import Estimate, estimate_step
 from memscale.model.call_kind import call_kind, has_gradients
 from memscale.model.inputs import Call
 from memscale.model.layers import find_layers
-from memscale.model.optimizers import find_optimizer, innermost_optimizer, only_of
+from memscale.model.optimizers import (
+    find_optimizer,
+    find_optimizers,
+    innermost_optimizer,
+    only_of,
+)
 from memscale.planning import question_of
 from memscale.report.plan import plan_text
 from memscale.report.progress import progress
 from memscale.techniques import as_wrapped
 from memscale.techniques.technique import Technique
+from memscale.trace.buckets import find_buckets
 from memscale.trace.leaks import remove_fakes_of_failures
 from memscale.trace.optimizer_step import OptimizerLike, describe_optimizer
 from memscale.trace.shell import without_hooks_of_users
@@ -57,6 +64,8 @@ class Kind:
     # The bytes of this training that were there when its last step began; None: not
     # known, or all that is allocated is this training's.
     held: int | None = None
+    # How many parameters had optimizer state when ``held`` was counted.
+    num_states: int = 0
     # Its first real step, to plan with; None: traced before, or not to be had.
     first_step: FirstRealStep | None = None
     # Why there is no plan, until somebody has said so.
@@ -96,7 +105,7 @@ class Planner:
         # the next call is often the same one with gradients.
         self._last_traced: tuple[CallKind, Estimate] | None = None
         # Weak: what it holds may be as large as the model.
-        self._stepped_by: weakref.ref[torch.optim.Optimizer] | None = optimizer
+        self._stepping: list[weakref.ref[torch.optim.Optimizer]] = []
 
     @property
     def _model(self) -> nn.Module:
@@ -126,7 +135,8 @@ class Planner:
         None: there are too many kinds, and the plan in use goes on. Raises PlanError
         if the budget is too small, and InputError for a sample that the model rejects.
         """
-        described = call_kind(self._model, call)
+        # A sample is traced in training mode, whatever mode the model is in now.
+        described = call_kind(self._model, call, as_trained=is_sample)
         index = self._session.find(described)
         if index is not None:
             kind = self._kinds[index]
@@ -230,7 +240,9 @@ class Planner:
 
     def _trace(self, call: Call, optimizer: OptimizerLike, is_sample: bool) -> Estimate:
         """Raises _CannotPlanNow if only a real step can tell."""
-        without_gradients = call_kind(self._model, call, with_gradients=False)
+        without_gradients = call_kind(
+            self._model, call, with_gradients=False, as_trained=is_sample
+        )
         if self._last_traced is not None:
             known, estimate = self._last_traced
             optimizer_now = describe_optimizer(optimizer)
@@ -316,29 +328,39 @@ class Planner:
         """The bytes of this training that are there now; None: all that are."""
         if device.type != "cpu":
             return None
-        if what != "peak" or kind.held is None:
-            parameters = list(self._model.parameters())
-            gradients = [p.grad for p in parameters]
-            found = self._find_stepping()
-            states = [] if found is None else [*found.state.values()]
-            everything = [
-                *parameters,
-                *gradients,
-                *self._model.buffers(),
-                *call.tensors(),
-                *pytree.tree_leaves(states),
-            ]
-            tensors = (each for each in everything if isinstance(each, torch.Tensor))
-            kind.held = measuring.held_bytes(tensors, device)
+        is_first = what != "peak" or kind.held is None
+        states = [each.state for each in self._find_stepping(again=is_first)]
+        num_states = sum(map(len, states))
+        if is_first or num_states != kind.num_states:
+            kind.num_states = num_states
+            kind.held = self._held(call, device, states)
         return kind.held
 
-    def _find_stepping(self) -> torch.optim.Optimizer | None:
-        """The optimizer whose state is the training's."""
-        known = None if self._stepped_by is None else self._stepped_by()
-        if known is None:
-            known = find_optimizer(self._model)
-            self._stepped_by = None if known is None else weakref.ref(known)
-        return None if known is None else innermost_optimizer(known)
+    def _held(self, call: Call, device: torch.device, states: list[Any]) -> int:
+        buckets = find_buckets(self._model)
+        parameters = list(self._model.parameters())
+        everything = [
+            *parameters,
+            *self._model.buffers(),
+            *call.tensors(),
+            *pytree.tree_leaves([[*state.values()] for state in states]),
+        ]
+        if buckets is None or not buckets.are_gradients:
+            everything += [p.grad for p in parameters]
+        tensors = (each for each in everything if isinstance(each, torch.Tensor))
+        held = measuring.held_bytes(tensors, device)
+        return held if buckets is None else held + buckets.num_bytes
+
+    def _find_stepping(self, again: bool) -> list[torch.optim.Optimizer]:
+        """The optimizers whose state is the training's. They are not held alive.
+
+        ``again``: those that the program has made since count, too.
+        """
+        if again:
+            found = find_optimizers(self._model)
+            self._stepping = [weakref.ref(each) for each in found]
+        known = (each() for each in self._stepping)
+        return [each for each in known if each is not None]
 
     def times_to_measure(self, kind: Kind) -> OpTimes | None:
         """Where what ops take in its next step belongs; None: it is not measured."""

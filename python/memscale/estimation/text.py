@@ -63,9 +63,9 @@ def _plan(plan: Plan) -> str:
     if plan.budget is not None:
         asked = f"budget {format_bytes(plan.budget)}"
     recomputing = sum(layer.recomputes for layer in plan.layers)
-    eight = ", optimizer state in 8 bits" if plan.optimizer_bits == 8 else ""
+    others = "".join(f", {choice.reason}" for choice in plan.choices)
     return (
-        f"{asked}: {recomputing} of {len(plan.layers)} layers recompute{eight}, "
+        f"{asked}: {recomputing} of {len(plan.layers)} layers recompute{others}, "
         f"{plan.slowdown:.0%} slower"
     )
 

@@ -15,14 +15,21 @@ from memscale.model.inputs import Call
 __all__ = ["call_kind", "has_gradients"]
 
 
-def call_kind(model: nn.Module, call: Call, *, with_gradients: bool = True) -> CallKind:
+def call_kind(
+    model: nn.Module,
+    call: Call,
+    *,
+    with_gradients: bool = True,
+    as_trained: bool = False,
+) -> CallKind:
     """What of a call, and of the model now, decides what its step needs.
 
     ``with_gradients``: whether its parameters have some now, is a part of it.
+    ``as_trained``: describe a model in ``eval()`` as it will be after ``train()``.
     """
     leaves, structure = _flatten(call)
     facts = [
-        *_state_of(model, with_gradients),
+        *_state_of(model, with_gradients, as_trained and not model.training),
         structure,
         str(torch.is_autocast_enabled("cpu")),
         str(torch.is_autocast_enabled(_accelerator())),
@@ -71,11 +78,13 @@ def has_gradients(model: nn.Module) -> bool:
     return "g" in trained_parameters(model)
 
 
-def _state_of(model: nn.Module, with_gradients: bool) -> list[str]:
+def _state_of(model: nn.Module, with_gradients: bool, as_trained: bool) -> list[str]:
     """What of a model makes its steps differ, beside the batch."""
     first = next(model.parameters(), None)
     where = "" if first is None else f"{first.device} {first.dtype}"
     trained = trained_parameters(model)
+    if as_trained:
+        trained = trained.replace("e", "t")
     # Not which of them: in a mixture of experts that differs from step to step.
     has_some = str(with_gradients and "g" in trained)
     return [where, trained.replace("g", "1"), has_some]

@@ -74,12 +74,19 @@ def check_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
 
 
 def find_optimizer(model: nn.Module) -> torch.optim.Optimizer | None:
-    """The optimizer that holds the model's parameters, if the program has made one."""
+    """The first of ``find_optimizers``; None: the program has made none yet."""
+    return next(iter(find_optimizers(model)), None)
+
+
+def find_optimizers(model: nn.Module) -> list[torch.optim.Optimizer]:
+    """Those that hold parameters of the model, and no others behind them."""
     things = gc.get_objects()
     # By types: proxies among the objects may do anything when they are asked. Without
     # a loop in Python: there may be millions.
     kinds = {k for k in set(map(type, things)) if issubclass(k, torch.optim.Optimizer)}
+    found: dict[int, torch.optim.Optimizer] = {}
     for thing in itertools.compress(things, map(kinds.__contains__, map(type, things))):
         if holds_parameters(thing, model):
-            return innermost_optimizer(thing)
-    return None
+            inner = innermost_optimizer(thing)
+            found.setdefault(id(inner), inner)
+    return list(found.values())

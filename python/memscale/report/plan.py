@@ -119,19 +119,19 @@ def frontier_html(plans: Sequence[Plan]) -> str:
 
 def _frontier_rows(plans: Sequence[Plan]) -> Rows:
     heads = ("predicted peak", "change", "slower by", "layers that recompute")
-    # Lossy: where one plan has it, every row says whether it does.
-    has_8bit = any(plan.optimizer_bits == 8 for plan in plans)
-    rows: Rows = [(*heads, "optimizer state") if has_8bit else heads]
+    # They may be lossy: where one plan has any, every row says which it has.
+    has_others = any(plan.choices for plan in plans)
+    rows: Rows = [(*heads, "for the whole step") if has_others else heads]
     for plan in plans:
         recomputing = sum(layer.recomputes for layer in plan.layers)
-        bits = (f"{plan.optimizer_bits} bits",) if has_8bit else ()
+        others = ", ".join(f"{c.technique} {c.choice}" for c in plan.choices)
         rows.append(
             (
                 format_bytes(plan.peak_bytes),
                 _change(plan.plain_peak_bytes, plan.peak_bytes),
                 f"{plan.slowdown:.1%}",
                 f"{recomputing} of {len(plan.layers)}",
-                *bits,
+                *([others or "nothing"] if has_others else []),
             )
         )
     return rows

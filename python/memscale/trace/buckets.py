@@ -31,6 +31,10 @@ class Buckets:
             if parameter.requires_grad and name not in ignored
         ]
 
+    @property
+    def num_bytes(self) -> int:
+        return sum(parameter.nbytes for parameter in self._parameters)
+
     def add_to(
         self, recorder: Recorder, fake_of: dict[nn.Parameter, torch.Tensor]
     ) -> None:
@@ -69,7 +73,10 @@ class _Moved:
 def find_buckets(model: nn.Module) -> Buckets | None:
     """Those of ``model``, or of what it is the module of; None: it is not parallel."""
     module = sys.modules.get("torch.nn.parallel.distributed")
-    if module is None or not torch.distributed.is_initialized():
+    distributed = torch.distributed  # without much in it where torch was built so
+    if module is None or not distributed.is_available():
+        return None
+    if not distributed.is_initialized():
         return None
     kind = module.DistributedDataParallel
     if isinstance(model, kind):

@@ -96,10 +96,10 @@ def _record(
             if loss is not None:
                 recorder.set_phase("backward")
                 loss.backward()
-                loss = None
         finally:
             recorder.stop()
         trace = finish_recording(recorder, model, device, optimizer)
+        del loss  # a loop holds it until the next one is there
     return TracedStep(trace, device, source, "recorded")
 
 
@@ -285,9 +285,7 @@ def finish_recording(
     faker = Faker(mode, device)
     fake_of: dict[nn.Parameter, torch.Tensor] = {}
     mark_gradients(recorder, model.parameters())
-    for parameter in model.parameters():
-        if not parameter.requires_grad:
-            continue
+    for parameter in model.parameters():  # frozen ones too: optimizers may hold them
         fake = faker.tensor(parameter)
         recorder.bind_same(fake, parameter)
         fake_of[parameter] = fake

@@ -263,7 +263,9 @@ TEST(TimelineProperty, ResidentIsHeldAfterTheLastOp) {
       const Category category = storage.category;
       const bool stays =
           category == Category::Parameter || category == Category::Buffer ||
-          category == Category::Input || category == Category::OptimizerState;
+          category == Category::Input || category == Category::OptimizerState ||
+          // From the step before, while gradients are accumulated.
+          (category == Category::Gradient && !storage.born.valid());
       if (storage.place == place && !storage.freed.valid() && stays) {
         sum += charged(storage, 512);
       }

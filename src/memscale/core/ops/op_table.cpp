@@ -14,7 +14,8 @@ constexpr OpRow kForeignRow{.name = {}, .never = "not one of torch's own ops"};
 
 // Operators without a row of their own, by how their names begin.
 constexpr auto kFamilies = std::to_array<OpRow>({
-    {.name = "_foreach_", .workspace = scratch::foreach_cast},
+    {.name = "_foreach_addc", .workspace = scratch::foreach_cast},
+    {.name = "_foreach_", .workspace = scratch::foreach_number},
     {.name = "_fused_", .workspace = scratch::none},
     {.name = "_linalg_", .work = Work::Much},
     {.name = "linalg_", .work = Work::Much},

@@ -73,7 +73,8 @@ struct Review {
 class Session final {
  public:
   // A kind of call is planned for once, which costs about a second; calls of
-  // further kinds (an argument that counts steps, say) reuse the current plan.
+  // further kinds (an argument that counts steps, say) reuse the current plan,
+  // or hold the least under a budget; their steps are not measured.
   static constexpr std::size_t kMaxKinds = 16;
 
   // `layers`: the model's, by name, in the order in which ops are timed.

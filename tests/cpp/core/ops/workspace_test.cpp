@@ -138,8 +138,15 @@ TEST(Workspace, ElementwiseOpsOfOneDtypeTakeNone) {
   EXPECT_EQ(bytes("aten::add_.Tensor", {x, x}, {x}), 0);
   EXPECT_EQ(bytes("aten::gelu_backward", {x, x}, {x}), 0);
   EXPECT_EQ(bytes("aten::_foreach_addcdiv_.ScalarList", {x, x, x}, {}), 0);
+  EXPECT_EQ(bytes("aten::_foreach_mul_.Tensor", {x, x}, {}), 0);
   EXPECT_EQ(bytes("aten::mul.Tensor", {x, tensor({}, Dtype::Float64)}, {x}), 4)
       << "a 0-dim operand is cast as well";
+}
+
+TEST(Workspace, ANumberForManyTensorsTakesTwoBlocks) {
+  const Value x = tensor({3, 70, 128});
+  EXPECT_EQ(bytes("aten::_foreach_mul_.Scalar", {x}, {}), 513);
+  EXPECT_EQ(bytes("aten::_foreach_div_.ScalarList", {x}, {}), 513);
 }
 
 TEST(Workspace, OperandsAreCastToTheCommonDtype) {

@@ -82,15 +82,22 @@ Result masked_fill(const Call& call) {
   return elementwise_masked(call);
 }
 
-// Tensor by tensor; the largest cast counts. A number becomes a tensor, which
-// is cast to their type: two blocks of an accelerator's allocator, 512 bytes
-// each, however small they are. (On the CPU they take 12 bytes.)
+// Tensor by tensor; the largest cast counts.
 Result foreach_cast(const Call& call) {
-  constexpr Int kTwoBlocks = 513;
   const Dtype common = common_dtype(call.in);
-  Int largest = call.overload.starts_with("Scalar") ? kTwoBlocks : 0;
+  Int largest = 0;
   for (const Tensor& t : call.in) largest = std::max(largest, cast(t, common));
   return largest;
+}
+
+// A number that is added, multiplied and so on becomes a tensor, which is cast
+// to the type of the others: two blocks of an accelerator's allocator, 512
+// bytes each, however small they are. (On the CPU they take 12 bytes.)
+Result foreach_number(const Call& call) {
+  constexpr Int kTwoBlocks = 513;
+  const Result casts = foreach_cast(call);
+  if (!casts || !call.overload.starts_with("Scalar")) return casts;
+  return std::max(*casts, kTwoBlocks);
 }
 
 Result complex_magnitude(const Call& call) {

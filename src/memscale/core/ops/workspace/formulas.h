@@ -105,6 +105,7 @@ Result elementwise(const Call& call);
 Result elementwise_masked(const Call& call);
 Result masked_fill(const Call& call);
 Result foreach_cast(const Call& call);
+Result foreach_number(const Call& call);
 Result complex_magnitude(const Call& call);
 Result copy(const Call& call);
 Result select_backward(const Call& call);
