@@ -26,7 +26,8 @@ from outside_models import (
 )
 
 # Loaded before the first backward: autograd's engine counts devices there, once.
-pytestmark = pytest.mark.usefixtures("sim")
+# One thread: with more, the workspaces of matmuls are predicted from above.
+pytestmark = pytest.mark.usefixtures("sim", "one_thread")
 
 # All that they keep or drop is one result for each layer, by a policy.
 WITHOUT_KEEP_SETS = {

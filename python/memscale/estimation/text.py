@@ -63,10 +63,10 @@ def _plan(plan: Plan) -> str:
     if plan.budget is not None:
         asked = f"budget {format_bytes(plan.budget)}"
     recomputing = sum(layer.recomputes for layer in plan.layers)
-    others = "".join(f", {choice.reason}" for choice in plan.choices)
+    others = ", ".join(f"{each.technique} {each.choice}" for each in plan.choices)
     return (
-        f"{asked}: {recomputing} of {len(plan.layers)} layers recompute{others}, "
-        f"{plan.slowdown:.0%} slower"
+        f"{asked}: {recomputing} of {len(plan.layers)} layers recompute, "
+        f"{plan.slowdown:.0%} slower" + (f"; {others}" if others else "")
     )
 
 
