@@ -61,6 +61,7 @@ const Plan& Session::plan(std::size_t index, Question question) {
 void Session::start_measuring(Kind& kind, bool skips_first) {
   kind.first_steps.reset();
   kind.times.reset();
+  if (!kind.plan) return;
   const std::int64_t num_steps =
       std::max<std::int64_t>(num_timed_steps_, kind.plan->budget ? 1 : 0);
   if (num_steps == 0) return kind.question.reset();

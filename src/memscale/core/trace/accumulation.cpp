@@ -22,7 +22,7 @@ std::vector<StorageId> add_summands(Trace& trace) {
     summand.freed = summand.born;  // or later, see below
     summand.let_go = OpId();
     summands[i] = StorageId(trace.storages.size());
-    trace.storages.push_back(std::move(summand));
+    trace.storages.push_back(summand);
   }
   return summands;
 }
