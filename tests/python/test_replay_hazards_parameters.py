@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from memscale import replay
 from replay_cases import (
     EVERYWHERE,
     WIDTH,
@@ -112,3 +113,23 @@ class TestParameterOnlyTheReplayNeeds:
 
         build = of_blocks(lambda: Block(OnlyReplayNeeds()))
         assert_same(build, where, steps=[step, change_between(change), step])
+
+
+class TestParameterSeenThroughAView:
+    def test_is_there_anyway(self) -> None:
+        """``linear`` reads its weight's transpose: what it makes is worth dropping,
+        since the weight, which is larger, is held by the model in any case."""
+
+        class Layer(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.weight = nn.Parameter(torch.randn(256, 256))
+
+            def forward(self, x: Tensor) -> Tensor:
+                return nn.functional.linear(x, self.weight).sin().cos()
+
+        model = nn.Sequential(Layer(), Layer())
+        handle = replay.attach(model, "block", min_bytes=0)
+        model(torch.randn(8, 256)).sum().backward()
+        assert handle.stats().saves_dropped == 4  # what sin and cos save
+        handle.detach()

@@ -36,7 +36,25 @@ LockedTape::Access::~Access() {
   of_.drain();
 }
 
+bool LockedTape::try_lock_for_release() noexcept {
+  return owner_.load(std::memory_order_relaxed) != std::this_thread::get_id() &&
+         mutex_.try_lock();
+}
+
+void LockedTape::release_and_unlock(std::span<const StateId> states) noexcept {
+  set_owner(std::this_thread::get_id());
+  tape_.release(states);
+  const std::shared_ptr<void> dead = bytes_.take_dead();
+  set_owner({});
+  mutex_.unlock();
+}
+
 void LockedTape::release(StateId state) noexcept {
+  // Mostly nobody else is there, and no queue is needed.
+  if (num_queued_ == 0 && try_lock_for_release()) {
+    release_and_unlock({&state, 1});
+    return drain();
+  }
   {
     const std::lock_guard guard(queue_mutex_);
     queue_.push_back(state);
@@ -46,20 +64,14 @@ void LockedTape::release(StateId state) noexcept {
 }
 
 void LockedTape::drain() noexcept {
-  while (num_queued_ > 0 &&
-         owner_.load(std::memory_order_relaxed) != std::this_thread::get_id() &&
-         mutex_.try_lock()) {
-    set_owner(std::this_thread::get_id());
+  while (num_queued_ > 0 && try_lock_for_release()) {
     std::vector<StateId> released;
     {
       const std::lock_guard guard(queue_mutex_);
       released.swap(queue_);
       num_queued_ -= released.size();
     }
-    tape_.release(released);
-    const std::shared_ptr<void> dead = bytes_.take_dead();
-    set_owner({});
-    mutex_.unlock();
+    release_and_unlock(released);
   }
 }
 

@@ -3,6 +3,7 @@
 #include <atomic>
 #include <cstddef>
 #include <mutex>
+#include <span>
 #include <thread>
 #include <vector>
 
@@ -55,6 +56,9 @@ class LockedTape final {
 
  private:
   void drain() noexcept;
+  // Of mutex_: false also if this thread has it.
+  bool try_lock_for_release() noexcept;
+  void release_and_unlock(std::span<const StateId> states) noexcept;
   void set_owner(std::thread::id owner) {
     owner_.store(owner, std::memory_order_relaxed);
   }

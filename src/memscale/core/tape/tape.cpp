@@ -27,6 +27,11 @@ void Tape::begin_op(const OpUse& op) {
   for (const TensorUse& tensor : op.tensors) add_tensor(tensor, op.is_view);
 }
 
+void Tape::add_view(const TensorUse& base, bool holds) {
+  holds_ = holds;
+  find_state(base);  // held, if it came from outside
+}
+
 void Tape::add_tensor(const TensorUse& tensor, bool is_view) {
   if (!op_is_running_) return;
   Running& running = running_;

@@ -65,6 +65,9 @@ class Tape final {
   void begin_op(const OpUse& op);
   void end_op(std::span<const TensorUse> results, bool raised = false);
   bool op_is_running() const { return op_is_running_; }
+  // In place of both, for an op that returns views of `base` and does nothing
+  // else. `holds`: as OpUse has it.
+  void add_view(const TensorUse& base, bool holds);
   // Around a custom Function, with the tensors that it may write.
   void begin_function(std::span<const TensorUse> tensors);
   void end_function(std::span<const TensorUse> tensors);
@@ -211,7 +214,8 @@ class Tape final {
   bool is_there(StateId id) const;
   bool is_worth_dropping(StateId state);
   void claim(StateId state);
-  void unclaim_all(std::vector<StateId> states);
+  void unclaim_all(std::span<const StateId> states);
+  std::vector<StateId>& start_path(StateId id);
   void forget_maker(StateId id);
   void clear(NodeId id);
 
@@ -244,6 +248,8 @@ class Tape final {
   std::vector<StateId> crossing_;
   std::vector<StateId> held_here_;
   std::uint32_t num_searches_ = 0;
+  // Of the walk along lineages that goes on now; walks do not nest.
+  std::vector<StateId> path_;
   // A parameter is changed as soon as it has its gradient: replay all first.
   bool at_once_ = false;
 };

@@ -6,6 +6,12 @@
 
 namespace memscale {
 
+std::vector<StateId>& Tape::start_path(StateId id) {
+  path_.clear();
+  path_.push_back(id);
+  return path_;
+}
+
 bool Tape::hold(StateId id) {
   if (!states_[id].held) states_[id].held = bytes_.hold(id);
   return states_[id].held;
@@ -31,8 +37,9 @@ bool Tape::is_there(StateId id) const {
 
 // Whether all that its lineage rests on is still there.
 bool Tape::can_claim(StateId id) {
+  if (states_[id].readers > 0) return true;
   ++num_searches_;
-  std::vector<StateId> path = {id};
+  std::vector<StateId>& path = start_path(id);
   while (!path.empty()) {
     const StateId at = path.back();
     path.pop_back();
@@ -56,7 +63,7 @@ bool Tape::is_worth_dropping(StateId id) {
   if (states_[id].readers > 0) return true;
   ++num_searches_;
   std::int64_t more = 0;
-  std::vector<StateId> path = {id};
+  std::vector<StateId>& path = start_path(id);
   while (!path.empty()) {
     const StateId at = path.back();
     path.pop_back();
@@ -77,7 +84,7 @@ bool Tape::is_worth_dropping(StateId id) {
 }
 
 void Tape::claim(StateId id) {
-  std::vector<StateId> path = {id};
+  std::vector<StateId>& path = start_path(id);
   while (!path.empty()) {
     const StateId at = path.back();
     path.pop_back();
@@ -96,7 +103,9 @@ void Tape::claim(StateId id) {
   }
 }
 
-void Tape::unclaim_all(std::vector<StateId> path) {
+void Tape::unclaim_all(std::span<const StateId> states) {
+  std::vector<StateId>& path = path_;
+  path.assign(states.begin(), states.end());
   while (!path.empty()) {
     const StateId id = path.back();
     path.pop_back();
@@ -119,9 +128,9 @@ void Tape::forget_maker(StateId id) {
   if (!std::exchange(state.by_maker, false)) return;
   Node& node = nodes_[state.maker];
   if (--node.num_needed > 0 || node.done) return;
-  std::vector<StateId> reads = node.reads;
+  const std::vector<StateId> reads = node.reads;
   if (!open_) clear(state.maker);
-  unclaim_all(std::move(reads));
+  unclaim_all(reads);
 }
 
 void Tape::clear(NodeId id) {
@@ -133,7 +142,7 @@ void Tape::clear(NodeId id) {
 
 void Tape::release(std::span<const StateId> states) {
   for (const StateId id : states) --states_[id].num_saves;
-  unclaim_all({states.begin(), states.end()});
+  unclaim_all(states);
 }
 
 }  // namespace memscale

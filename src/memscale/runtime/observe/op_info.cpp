@@ -41,6 +41,7 @@ std::unique_ptr<const OpInfo> make_op_info(const c10::OperatorHandle& handle) {
       .ignored = schema.name().starts_with("profiler::"),
       .is_view = !schema.is_mutable() && !schema.returns().empty() &&
                  std::ranges::all_of(schema.returns(), is_alias),
+      .is_mere_view = false,
       .written = {},
       .rules = {},
       .statistics = {},
@@ -66,6 +67,10 @@ std::unique_ptr<const OpInfo> make_op_info(const c10::OperatorHandle& handle) {
   info->may_differ = info->accumulate || info->non_blocking ||
                      info->rules.unordered || info->rules.unordered_on_cuda ||
                      info->rules.is_convolution;
+  info->is_mere_view = info->is_view && !info->may_write && !info->opaque &&
+                       !info->random && !info->may_differ && !info->ignored &&
+                       info->rules.never.empty() &&
+                       find_op_row(info->name).makes_nothing;
   return info;
 }
 
@@ -101,6 +106,10 @@ Recent& recent_of(const char* name) {
 const OpInfo* find_op_info(const at::RecordFunction& fn) {
   Recent& known = recent_of(fn.name());
   if (known.name == fn.name() && known.info != nullptr) return known.info;
+  // Each node of backward comes with a name of its own, made for us.
+  if (std::string_view(fn.name()).starts_with("autograd::engine::")) {
+    return nullptr;
+  }
   // Keyed by the address of the schema's name, which is stable and its own for
   // each overload; names that are not of a schema are never entered.
   static std::shared_mutex mutex;

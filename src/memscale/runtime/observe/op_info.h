@@ -24,6 +24,8 @@ struct OpInfo {
   bool ignored = false;  // bookkeeping of profilers
   // All its results are views of its arguments, and it writes nothing.
   bool is_view = false;
+  // A view of which a tape has to know nothing but what it is a view of.
+  bool is_mere_view = false;
   std::vector<std::size_t> written;  // arguments that the schema says it writes
   ReplayRules rules;
   // Arguments by place: running statistics, "training", the generator,

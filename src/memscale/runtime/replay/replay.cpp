@@ -53,8 +53,10 @@ struct Replay::Call {
 
 namespace {
 
-thread_local std::unique_ptr<Replay::Call> current_call;
-thread_local bool is_resting = true;  // nothing was called since rest()
+// Raw, so that reading it needs no check whether it was initialised: every op
+// does. Made by enter(), ended by leave().
+constinit thread_local Replay::Call* current_call = nullptr;
+constinit thread_local bool is_resting = true;  // no call since rest()
 
 // Our observer of this thread, asked of torch itself: backward restores what
 // there was when it began, whatever was added or removed inside of it.
@@ -81,6 +83,7 @@ struct Replay::OpContext final : at::ObserverContext {
   // `op`: null for a custom autograd.Function.
   explicit OpContext(const OpInfo* op) : info(op) {}
   const OpInfo* const info;
+  bool is_mere_view = false;  // the tape has seen all of it
   Moment start;
   std::vector<at::Tensor> arguments;  // of a Function: aliases
   // Ours, off while a Function runs.
@@ -129,7 +132,7 @@ bool Replay::enter() {
   }
   claims.forget_some();
   is_resting = false;
-  current_call = std::make_unique<Call>(shared_from_this());
+  current_call = new Call(shared_from_this());
   if (current_call->recorder != nullptr) {
     current_call->recorder->enter_layer(LayerId(0));
   }
@@ -157,7 +160,8 @@ void Replay::leave(const std::vector<at::Tensor>& outputs) {
     recorder->leave_layer();
   }
   timer_.add_call(std::move(current_call->timed), current_call->settings.times);
-  current_call.reset();
+  // The last owner of this object may be the call.
+  const std::unique_ptr<Call> ended(std::exchange(current_call, nullptr));
   if (!claims.forget_some()) stop_observing(&Replay::on_start);
 }
 
@@ -268,7 +272,7 @@ void Replay::Call::before_hidden_writes(const at::RecordFunction& fn) {
 std::unique_ptr<at::ObserverContext> Replay::begin_function(
     const at::RecordFunction& fn) {
   auto context = std::make_unique<OpContext>(nullptr);
-  Call* const call = current_call.get();
+  Call* const call = current_call;
   for_each_unseen_write(fn, [&](const at::Tensor& tensor) {
     before_write(tensor);
     if (call != nullptr && is_plain(*tensor.unsafeGetTensorImpl())) {
@@ -310,7 +314,7 @@ void Replay::before_function_backward() {
 }
 
 void Replay::end_function(OpContext& context) {
-  Call* const call = current_call.get();
+  Call* const call = current_call;
   if (call == nullptr) return;  // it was left inside of the Function
   if (context.hooks) {
     at::SavedTensorDefaultHooks::push_hooks(std::move(context.hooks->first),
@@ -328,7 +332,7 @@ void Replay::end_function(OpContext& context) {
 
 std::unique_ptr<at::ObserverContext> Replay::on_start(
     const at::RecordFunction& fn) {
-  Call* const call = current_call.get();
+  Call* const call = current_call;
   if ((call == nullptr && claims.empty()) || Unobserved::is_on()) {
     return nullptr;
   }
@@ -356,8 +360,14 @@ std::unique_ptr<at::ObserverContext> Replay::on_start(
       !call->replay->leaf_ops_.contain(*info, fn)) {
     return nullptr;
   }
+  const bool in_mode = is_in_dispatch_mode();
+  // Half of a transformer's ops are views: they need no more than this.
+  const bool is_mere_view =
+      info->is_mere_view && call->function_depth == 0 && !in_mode && !timed;
   try {
-    if (tape != nullptr) {
+    if (is_mere_view) {
+      tape->add_view(fn.inputs());
+    } else if (tape != nullptr) {
       tape->begin_op(*info, fn.inputs(), call->function_depth > 0);
     }
   } catch (const std::exception&) {  // no memory
@@ -365,8 +375,9 @@ std::unique_ptr<at::ObserverContext> Replay::on_start(
     return nullptr;
   }
   ++call->leaf_depth;
-  call->is_in_mode = is_in_dispatch_mode();
+  call->is_in_mode = in_mode;
   auto context = std::make_unique<OpContext>(info);
+  context->is_mere_view = is_mere_view;
   if (timed) context->start = call->replay->timer_.now();
   return context;
 }
@@ -374,11 +385,12 @@ std::unique_ptr<at::ObserverContext> Replay::on_start(
 void Replay::on_end(const at::RecordFunction& fn,
                     at::ObserverContext* context) {
   auto* const ours = static_cast<OpContext*>(context);
-  Call* const call = current_call.get();
+  Call* const call = current_call;
   if (ours == nullptr) return;
   if (ours->info == nullptr) return end_function(*ours);
   if (call == nullptr) return;
   --call->leaf_depth;
+  if (ours->is_mere_view) return;
   try {
     if (call->settings.times != nullptr) {
       call->timed.push_back({call->layers.layer(), ours->info,

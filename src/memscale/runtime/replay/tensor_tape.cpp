@@ -253,6 +253,22 @@ void TensorTape::end_op(c10::ArrayRef<c10::IValue> outputs,
   written_.clear();
 }
 
+void TensorTape::add_view(c10::ArrayRef<const c10::IValue> inputs) {
+  const Scope tape(*this);
+  ++stats_->ops_recorded;
+  bytes_.set_maker(nullptr);
+  for (const c10::IValue& input : inputs) {
+    for_each_tensor(input, [&](const at::Tensor& tensor) {
+      const c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
+      if (!is_plain(impl)) return;
+      TensorUse base = use_of(impl);
+      base.is_leaf = !has_history(tensor);
+      base.changes_in_backward = is_changed_in_backward(tensor);
+      tape->add_view(base, c10::GradMode::is_enabled());
+    });
+  }
+}
+
 void TensorTape::begin_function(c10::ArrayRef<at::Tensor> arguments) {
   const Scope tape(*this);
   bytes_.set_maker(nullptr);

@@ -42,6 +42,8 @@ class TensorTape final : public std::enable_shared_from_this<TensorTape> {
   void begin_op(const OpInfo& info, c10::ArrayRef<const c10::IValue> inputs,
                 bool in_function);
   void end_op(c10::ArrayRef<c10::IValue> outputs, std::size_t num_expected);
+  // In place of both, for an op that makes nothing but views of these.
+  void add_view(c10::ArrayRef<const c10::IValue> inputs);
   // Around a custom Function, with the plain tensors that it may write: Note
   // [Unseen writes].
   void begin_function(c10::ArrayRef<at::Tensor> arguments);
